@@ -1,0 +1,1 @@
+"""The decoder, its stages, its tokenizer, and Hugging Face folders in and out."""

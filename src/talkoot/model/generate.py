@@ -1,0 +1,181 @@
+"""Text from a model: greedy or sampled, token by token, with cached keys and values.
+
+Sampling draws one uniform number per token and row from the row's own generator and walks down the sorted
+probabilities (top-k, Fan et al. 2018; top-p, Holtzman et al. 2020), so a row's text depends on its seed
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from talkoot.core.errors import TalkootError
+from talkoot.model.decoder import Cache
+from talkoot.model.initial import tensor_seed
+from talkoot.model.stage import Stage
+
+
+class Sampled(NamedTuple):
+    """A new token and the natural logarithm of its probability under the unmodified model."""
+
+    token: int
+    logprob: float
+
+
+def generate(
+    stage: Stage,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    eos_id: int | Sequence[int] | None = None,
+    stop: Sequence[Sequence[int]] = (),
+) -> list[list[Sampled]]:
+    """Continue each prompt; a row's list ends with its end token or stop sequence, if it met one.
+
+    Arguments and errors are those of ``stream``.
+    """
+    rows: list[list[Sampled]] = [[] for _ in range(len(tokens))]
+    steps = stream(
+        stage,
+        tokens,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        eos_id=eos_id,
+        stop=stop,
+    )
+    for step in steps:
+        for row, sampled in zip(rows, step, strict=True):
+            if sampled is not None:
+                row.append(sampled)
+    return rows
+
+
+def stream(
+    stage: Stage,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    eos_id: int | Sequence[int] | None = None,
+    stop: Sequence[Sequence[int]] = (),
+) -> Iterator[list[Sampled | None]]:
+    """Yield one entry per prompt and new token, None for a prompt that has ended.
+
+    Args:
+        stage: a whole model.
+        tokens: int64 prompts of equal length, (B, T), T at least 1.
+        max_new_tokens: at most so many per prompt, and no more than the model has positions for.
+        temperature: 0 takes the likeliest token; larger values flatten the distribution.
+        top_k: keep only so many of the likeliest tokens.
+        top_p: keep the likeliest tokens up to this probability together, above 0 and at most 1.
+        seed: one per prompt, or one from which each row's is derived.
+        eos_id: tokens that end a row; None for the model's own, () for none.
+        stop: token sequences that end a row.
+
+    Raises:
+        TalkootError: an argument is out of range.
+    """
+    _check(stage, tokens, max_new_tokens, temperature, top_k, top_p)
+    ends = stage.config.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+    generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, len(tokens))]
+    stops = [list(one) for one in stop if one]
+    longest = max(map(len, stops), default=0)
+    tails: list[list[int]] = [[] for _ in generators]
+    alive = [True] * len(tails)
+    cache, step = Cache(), tokens.to(stage.device)
+    for _ in range(max_new_tokens):
+        logits = _next_logits(stage, step, cache)
+        chosen = (
+            logits.argmax(-1) if temperature == 0 else _sample(logits, temperature, top_k, top_p, generators)
+        )
+        logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
+        picked = chosen.tolist()
+        yield [
+            Sampled(*pair) if on else None
+            for pair, on in zip(zip(picked, logprobs, strict=True), alive, strict=True)
+        ]
+        for row, token in enumerate(picked):
+            tails[row] = [*tails[row], token][-longest:] if longest else []
+            met = token in ends or any(tails[row][-len(one) :] == one for one in stops)
+            alive[row] = alive[row] and not met
+        if not any(alive):
+            return
+        step = chosen[:, None].to(stage.device)
+
+
+@torch.no_grad()
+def _next_logits(stage: Stage, tokens: Tensor, cache: Cache) -> Tensor:
+    """Float32 logits (B, vocabulary) on the CPU after the last of these tokens.
+
+    The head runs on the last position only: with a large vocabulary it would dominate the prompt's cost.
+    """
+    head = stage.config.layers + 1
+    hidden = stage.run_layers(tokens, range(head), cache)
+    return stage.run_layers(hidden[:, -1:], (head,))[:, 0].cpu()
+
+
+def _sample(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float, generators: list[torch.Generator]
+) -> Tensor:
+    scaled, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        scaled, order = scaled[:, :top_k], order[:, :top_k]
+    mass = scaled.softmax(-1).cumsum(-1)
+    # The nucleus is every token before which less than top_p has been collected; the first is always in it.
+    kept = (mass < top_p).sum(-1, keepdim=True).clamp(max=mass.shape[1] - 1)
+    draws = torch.stack([torch.rand(1, generator=one, dtype=torch.float64) for one in generators])
+    place = (mass <= draws * mass.gather(1, kept)).sum(-1, keepdim=True)
+    return order.gather(1, torch.minimum(place, kept))[:, 0]
+
+
+def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    if isinstance(seed, int):
+        return [tensor_seed(seed, f"row {row}") for row in range(rows)]
+    if len(seed) != rows:
+        raise _bad(
+            "seed", f"{len(seed)} seeds for {rows} prompts", "give one seed per prompt, or a single one"
+        )
+    return [tensor_seed(one, "row") for one in seed]
+
+
+def _check(
+    stage: Stage, tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float
+) -> None:
+    config = stage.config
+    if not stage.whole:
+        why = f"the stage holds layers {stage.first} to {stage.last - 1} of {config.layer_count}"
+        raise _bad("stage", why, "load all layers: Stage(config, 0, config.layer_count)")
+    if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.numel() == 0:
+        raise _bad("tokens", f"{tokens.dtype} {tuple(tokens.shape)}", "pass non-empty int64 prompts (B, T)")
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        why = f"ids from {tokens.min()} to {tokens.max()}, the model knows 0 to {config.vocab_size - 1}"
+        raise _bad("tokens", why, "encode the prompt with the model's own tokenizer")
+    if new < 1 or tokens.shape[1] + new > config.max_positions:
+        why = f"{tokens.shape[1]} prompt and {new} new tokens, the model has {config.max_positions} positions"
+        raise _bad("max_new_tokens", why, "ask for at least one, shorten the prompt or the answer")
+    if not 0 <= temperature < float("inf"):
+        raise _bad(
+            "temperature", f"{temperature} is not a finite number from 0", "use 0 for greedy, else about 1"
+        )
+    if top_k is not None and top_k < 1:
+        raise _bad("top_k", f"{top_k} keeps no token", "use at least 1, or None for all")
+    if not 0 < top_p <= 1:
+        raise _bad("top_p", f"{top_p} is not above 0 and at most 1", "use 1 for all tokens")
+
+
+def _bad(name: str, why: str, next: str) -> TalkootError:
+    return TalkootError(f"generation cannot use this {name}", where=f"generate({name})", why=why, next=next)

@@ -1,0 +1,294 @@
+"""One view of a run, folded from its log entry by entry; the report and the live page both show this.
+
+Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep what
+is newest. Times are seconds that the run was up: a resumed run continues where it stopped. Only the lead's clock
+moves time on; a peer's own account of its hours is clipped to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from talkoot.core.fold import START, Entry, link
+from talkoot.core.ids import short
+from talkoot.core.receipt import Receipt
+from talkoot.serve import about
+from talkoot.serve.peers import Peers
+from talkoot.serve.series import Curve, Lanes, Span, tidy
+from talkoot.serve.words import clean, duration, name_of
+from talkoot.train import records
+
+VERSION = 1
+STEP, SECONDS, LOSS, SMOOTH, RATE, NORM, TOKENS = range(7)
+COLUMNS = ("step", "seconds", "loss", "smooth", "learning_rate", "gradient_norm", "tokens")
+SMOOTHING = 25, 64  # the smoothed loss averages over 1 + step / 25 steps, at most 64
+WINDOW = 24  # latest commits, for the speed
+MAX_ROUTES = 48
+MAX_PENDING = 4096
+ROUTINE = ("checkpoint", "evaluate")
+KEPT_EVENTS, KEPT_ROUTINE, KEPT_MARKS = 160, 40, 60
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, in a sentence; ``peer`` names the lane it is marked on."""
+
+    position: int
+    seconds: float
+    step: int
+    kind: str
+    text: str
+    peer: str = ""
+
+
+class View:
+    """What is shown of a run, after the entries that :meth:`advance` was given."""
+
+    def __init__(self) -> None:
+        self.position, self.chain = 0, START
+        self.run: dict[str, Any] = {}
+        self.session: dict[str, Any] = {"status": "waiting", "reason": "", "sessions": 0, "state_hash": ""}
+        self.step = self.tokens = self.rollbacks = self.undone = 0
+        self.loss: float | None = None
+        self.peers = Peers()
+        self.curve, self.held_out = Curve(LOSS, NORM), Curve(2)
+        self.lanes = Lanes()
+        self.routes: dict[str, Any] = {"step": None, "paths": [], "microbatches": 0}
+        self.receipts: Counter[str] = Counter()
+        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._routine: deque[Event] = deque(maxlen=KEPT_ROUTINE)
+        self._marks: dict[str, deque[Event]] = {}
+        self._lead, self._base, self.now = "", 0.0, 0.0
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
+        self._pending: list[tuple[str, int, float, float, float]] = []
+
+    def advance(self, entry: Entry) -> None:
+        """Take one more entry into account.
+
+        Raises:
+            ValueError: the entry is not the next one, or does not continue the hash chain.
+        """
+        if entry.position != self.position + 1 or link(self.chain, entry.id) != entry.chain:
+            raise ValueError(f"receipt {entry.position} does not follow receipt {self.position}")
+        self.position, self.chain = entry.position, entry.chain
+        receipt = entry.receipt
+        op = clean(receipt.op, 32)
+        self.receipts[op if op in self.receipts or len(self.receipts) < 40 else "(others)"] += 1
+        self._clock(receipt)
+        handler = _HANDLERS.get(receipt.op)
+        if handler is None:
+            return
+        try:
+            handler(self, receipt)
+        except ValueError:
+            self._tell(receipt, "problem", f"Receipt {entry.position} ({op}) cannot be read.")
+
+    def advance_all(self, entries: Iterable[Entry]) -> View:
+        """Take all ``entries`` into account; returns this view."""
+        for entry in entries:
+            self.advance(entry)
+        return self
+
+    def snapshot(self) -> dict[str, Any]:
+        """The view as plain data for JSON: bounded, every number finite, every text fit for one line."""
+        window = about.pace(self._recent, self.step, self.run.get("steps"), self.session["status"])
+        progress = {"step": self.step, "steps": self.run.get("steps"), "tokens": self.tokens, **window}
+        last = self.held_out.rows[-1][2] if self.held_out.rows else None
+        rows = sorted((*self._routine, *self._events), key=lambda event: event.position, reverse=True)
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "session": self.session,
+            "progress": progress
+            | {"loss": tidy(self.loss), "held_out": tidy(last), "elapsed": about.moment(self.now)}
+            | {"rollbacks": self.rollbacks, "undone": self.undone},
+            "curve": self.curve.columns(COLUMNS),
+            "held_out": self.held_out.columns(("step", "seconds", "loss")),
+            "peers": self.peers.table(self.now),
+            "timeline": self._timeline(),
+            "routes": self.routes,
+            "events": [self._plain(event) for event in rows],
+            "receipts": {"count": self.position, "head": self.chain, "by_operation": dict(self.receipts)},
+        }
+
+    def _timeline(self) -> dict[str, Any]:
+        lanes = []
+        for peer in self.peers.lanes():
+            lane = self.lanes[peer.id]
+            spans, recent = ([about.span(s) for s in part] for part in (lane.spans, lane.recent))
+            here = [about.interval(start, end, self.now) for start, end in peer.here]
+            facts = {
+                "peer": clean(short(peer.id)),
+                "name": peer.name,
+                "stage": peer.stage,
+                "state": peer.state,
+            }
+            lanes.append({**facts, "here": here, "spans": spans, "recent": recent})
+        marks = sorted((event for kept in self._marks.values() for event in kept), key=lambda e: e.position)
+        end = about.moment(self.now)
+        return {"end": end, "lanes": lanes, "marks": [self._plain(event) for event in marks]}
+
+    def _plain(self, event: Event) -> dict[str, Any]:
+        at = {"seconds": about.moment(event.seconds), "step": event.step, "position": event.position}
+        return {"kind": event.kind, "text": event.text, "peer": clean(short(event.peer)), **at}
+
+    def _clock(self, receipt: Receipt) -> None:
+        if receipt.op in ("run.start", "run.resume") and math.isfinite(receipt.started):
+            self._lead = receipt.peer
+            self._base = receipt.started - self.now
+        if receipt.peer == self._lead:
+            self.now = max(self.now, self._seconds(receipt.ended))
+
+    def _seconds(self, time: float) -> float:
+        return time - self._base if math.isfinite(time) else self.now
+
+    def _settle(self) -> None:
+        """Draw the work that the lead's clock has now passed."""
+        for peer, step, start, end, busy in self._pending:
+            start, end = (min(max(self._seconds(time), 0.0), self.now) for time in (start, end))
+            if end > start:
+                busy = min(busy, end - start) if math.isfinite(busy) else 0.0
+                self.lanes.add(peer, Span(start, end, max(busy, 0.0), step))
+        self._pending.clear()
+
+    def _tell(self, receipt: Receipt, kind: str, text: str, peer: str = "", *, mark: bool = False) -> None:
+        event = Event(self.position, self.now, receipt.step, kind, clean(text), peer)
+        (self._routine if kind in ROUTINE else self._events).append(event)
+        if mark:
+            self._marks.setdefault(kind, deque(maxlen=KEPT_MARKS)).append(event)
+
+    # One method per operation.
+
+    def _start(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Start)
+        self.run = about.run_facts(receipt, facts)
+        self.peers.speeds = about.speeds(facts.recipe)
+        self._session()
+        self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")
+
+    def _resume(self, receipt: Receipt) -> None:
+        self.run["world"] = about.world_of(receipt.read(records.Resume).world)
+        self._session()
+        self._tell(receipt, "start", "The run was resumed.", mark=True)
+
+    def _session(self) -> None:
+        self.session.update(status="running", reason="", sessions=self.session["sessions"] + 1)
+        self.peers.all_leave(self.now)
+        self._pending.clear()
+        self._recent.clear()
+        self._recent.append((self.now, self.tokens, self.step))
+
+    def _end(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.End)
+        reason = clean(facts.reason)
+        status = reason if reason in ("done", "interrupted") else "stopped"
+        self.session.update(status=status, reason=reason, state_hash=clean(facts.state_hash, 64))
+        self._settle()
+        self.peers.all_leave(self.now)
+        words = {"done": "The run is complete.", "interrupted": "The run was interrupted; it can be resumed."}
+        self._tell(receipt, "end", words.get(reason, f"The run stopped: {reason}."))
+
+    def _join(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Joined)
+        for gone in self.peers.join(facts.peer, facts.name, self.now):
+            self.lanes.forget(gone)
+        self._tell(receipt, "join", f"{name_of(facts.name)} joined.", facts.peer, mark=True)
+
+    def _seat(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Seated)
+        self.peers.seat(facts.peer, facts.stage)
+        source = f" (state from {clean(facts.source, 80)})" if facts.source else ""
+        self._tell(
+            receipt, "seat", f"{name_of(facts.name)} took stage {facts.stage}{source}.", facts.peer, mark=True
+        )
+
+    def _lost(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Gone)
+        self.peers.lose(facts.peer, self.now)
+        self._tell(
+            receipt, "lost", f"{name_of(facts.name)} was lost: {clean(facts.reason)}", facts.peer, mark=True
+        )
+
+    def _work(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Worked)
+        self.peers.credit(receipt.peer, facts)
+        if len(self._pending) < MAX_PENDING and self.peers.knows(receipt.peer):
+            self._pending.append((receipt.peer, receipt.step, receipt.started, receipt.ended, facts.busy_s))
+
+    def _commit(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Committed)
+        self._settle()
+        self.step, self.tokens = receipt.step + 1, self.tokens + facts.tokens
+        loss = facts.loss if math.isfinite(facts.loss) else None
+        if loss is None and self.loss is not None:
+            self._tell(receipt, "problem", f"The loss of step {self.step} is not a number.")
+        before = self.curve.rows[-1][SMOOTH] if self.curve.rows else None
+        smooth = before if loss is None else loss
+        if loss is not None and before is not None:
+            smooth = before + (loss - before) / min(1 + self.step / SMOOTHING[0], SMOOTHING[1])
+        self.loss = loss
+        norm = facts.gradient_norm if math.isfinite(facts.gradient_norm) else None
+        self.curve.add((self.step, self.now, loss, smooth, facts.learning_rate, norm, self.tokens))
+        self._recent.append((self.now, self.tokens, self.step))
+        self.routes = about.routes(self.step, facts, MAX_ROUTES)
+
+    def _evaluate(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Evaluated)
+        self.held_out.cut(receipt.step - 1)
+        loss = facts.loss if math.isfinite(facts.loss) else None
+        self.held_out.add((receipt.step, self.now, loss))
+        self._tell(receipt, "evaluate", f"Held-out loss after {receipt.step} steps: {facts.loss:.4f}.")
+
+    def _checkpoint(self, receipt: Receipt) -> None:
+        receipt.read(records.Checkpointed)
+        self._tell(receipt, "checkpoint", f"A checkpoint of step {receipt.step} was written.", mark=True)
+
+    def _rollback(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.RolledBack)
+        self._settle()
+        undone = max(self.step - receipt.step, 0)
+        self.rollbacks, self.undone = self.rollbacks + 1, self.undone + undone
+        self.curve.cut(receipt.step)
+        self.held_out.cut(receipt.step)
+        self.lanes.void(receipt.step)
+        last = self.curve.rows[-1] if self.curve.rows else None
+        held, tokens = (last[STEP] or 0, last[TOKENS] or 0) if last else (0, 0)
+        self.tokens = int(tokens if held == receipt.step else self.tokens / max(self.step, 1) * receipt.step)
+        self.step, self.loss = receipt.step, last[LOSS] if last else None
+        self._recent.clear()
+        self._recent.append((self.now, self.tokens, self.step))
+        steps = f"{undone} step{'s' if undone != 1 else ''} undone"
+        text = f"The run went back to step {receipt.step} ({steps}): {clean(facts.reason)}"
+        self._tell(receipt, "rollback", text, mark=True)
+
+    def _recover(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Recovered)
+        lost = ", ".join(name_of(name) for name in facts.lost[:6]) or "a peer"
+        paused = f"paused for {duration(facts.pause_s)}" if facts.pause_s > 0 else "nobody waited"
+        text = f"Recovered from the loss of {lost} by {clean(facts.rung, 40)}; {paused}."
+        self._tell(receipt, "recover", text, mark=True)
+
+
+_HANDLERS = {
+    "run.start": View._start,
+    "run.resume": View._resume,
+    "run.end": View._end,
+    "peer.join": View._join,
+    "peer.seat": View._seat,
+    "peer.lost": View._lost,
+    "train.step": View._work,
+    "train.commit": View._commit,
+    "train.evaluate": View._evaluate,
+    "train.checkpoint": View._checkpoint,
+    "train.rollback": View._rollback,
+    "train.recover": View._recover,
+}
+
+
+def view_of(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The finished view of a log's entries."""
+    return View().advance_all(entries).snapshot()

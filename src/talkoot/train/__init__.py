@@ -1,0 +1,1 @@
+"""The training job. Start reading at `loop.py`."""

@@ -1,0 +1,138 @@
+"""Snapshots: one blob per stage, and a manifest that exists only once all of them do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from talkoot.core.errors import TalkootError
+from talkoot.core.ids import digest_of_digests
+from talkoot.model.config import ModelConfig
+from talkoot.world.blobs import Blobs, write_atomically
+
+FOLDER = "checkpoints"
+VERSION = 1
+_NAME = re.compile(r"step-(\d{8})\.json")
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """One stage's part: layers ``[first, last)`` in blob ``blob`` of ``size`` bytes."""
+
+    first: int
+    last: int
+    blob: str
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole snapshot.
+
+    Attributes:
+        step: committed steps it contains.
+        state_hash: digest over the digests of all weights and moments, however they are cut into stages.
+    """
+
+    version: int = VERSION
+    run: str
+    step: int
+    config: ModelConfig
+    tokenizer: str
+    shards: tuple[Shard, ...]
+    state_hash: str
+    recipe: dict[str, Any] = {}
+
+    def blobs_for(self, first: int, last: int) -> tuple[str, ...]:
+        """Names of the blobs that hold any of the layers ``[first, last)``."""
+        return tuple(shard.blob for shard in self.shards if shard.first < last and first < shard.last)
+
+
+def state_hash(tensors: dict[str, str], step: int) -> str:
+    """One digest for a whole training state: every tensor's digest by name, and the step."""
+    return digest_of_digests([*tensors.items(), ("step", str(step))])
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """Make a snapshot count: its blobs are already stored."""
+    path = folder / FOLDER / f"step-{manifest.step:08d}.json"
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    return path
+
+
+def manifests(folder: Path) -> list[Path]:
+    """All manifests, newest first."""
+    named = [path for path in (folder / FOLDER).glob("step-*.json") if _NAME.fullmatch(path.name)]
+    return sorted(named, reverse=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A manifest from its file.
+
+    Raises:
+        TalkootError: missing, cut short, or written by a newer talkoot.
+    """
+    try:
+        data = path.read_bytes()
+        version = json.loads(data).get("version", 0)
+        if version > VERSION:
+            raise TalkootError(
+                "this checkpoint was written by a newer talkoot",
+                where=str(path),
+                why=f"its format is {version}, this talkoot reads up to {VERSION}",
+                next="upgrade talkoot: pip install --upgrade talkoot",
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except (OSError, ValueError, AttributeError, msgspec.ValidationError) as problem:
+        raise TalkootError(
+            "a checkpoint cannot be read",
+            where=str(path),
+            why=str(problem),
+            next="remove this file: the snapshot before it is used then",
+        ) from problem
+
+
+def newest(folder: Path, blobs: Blobs, at_most: int | None = None) -> tuple[Manifest | None, list[str]]:
+    """The newest whole snapshot, and one warning for each newer one that is damaged.
+
+    Args:
+        folder: the run's.
+        blobs: where the shards lie.
+        at_most: ignore snapshots of later steps.
+    """
+    warnings: list[str] = []
+    for path in manifests(folder):
+        try:
+            manifest = read_manifest(path)
+            if at_most is not None and manifest.step > at_most:
+                continue
+            for shard in manifest.shards:
+                if len(blobs.get(shard.blob)) != shard.size:
+                    raise ValueError(f"blob {shard.blob[:8]} has another size than the manifest says")
+            return manifest, warnings
+        except (TalkootError, ValueError, KeyError) as problem:
+            why = problem.why if isinstance(problem, TalkootError) else str(problem)
+            warnings.append(f"{path.name} is damaged and was passed over: {why}")
+    return None, warnings
+
+
+def prune(folder: Path, blobs: Blobs, keep: int) -> None:
+    """Keep the newest ``keep`` snapshots and the blobs they need."""
+    paths = manifests(folder)
+    for path in paths[keep:]:
+        path.unlink(missing_ok=True)
+    wanted: set[str] = set()
+    for path in paths[:keep]:
+        try:
+            wanted |= {shard.blob for shard in read_manifest(path).shards}
+        except TalkootError:
+            return  # an unreadable manifest may need any blob: delete nothing
+    blobs.keep_only(wanted)
+
+
+def shards(ranges: Sequence[tuple[int, int]], saved: Sequence[tuple[str, int]]) -> tuple[Shard, ...]:
+    """Shards from the stages' layer ranges and their (blob, size)."""
+    return tuple(Shard(first, last, *blob) for (first, last), blob in zip(ranges, saved, strict=True))

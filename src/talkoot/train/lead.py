@@ -1,0 +1,425 @@
+"""The lead's side of the swarm: who is present, who holds what, the log, snapshots and recovery.
+
+The lead computes nothing. It proposes work, collects receipts, writes them to the log, and seats peers. What it knows
+it knows from the log, so it can be started again at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+import talkoot
+from talkoot.core.codec import encode, negotiate
+from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.fold import Entry, State, fold
+from talkoot.core.ids import Digest, PeerId
+from talkoot.core.log import Log
+from talkoot.core.receipt import Receipt, Signed, Task, body, sign
+from talkoot.plan.steps import Seat
+from talkoot.train import checkpoint as snapshots
+from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Saved
+from talkoot.train.peer import Job
+from talkoot.train.recipe import peer_names
+from talkoot.train.records import (
+    Checkpointed,
+    End,
+    Facts,
+    Gone,
+    Joined,
+    Recovered,
+    Resume,
+    RolledBack,
+    Seated,
+    Start,
+    Warned,
+)
+from talkoot.train.recovery import Loss, climb
+from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
+from talkoot.world.base import rebuild_failure
+
+NOTICES = (LOST, FAILED, HELLO)
+PROGRAM = "talkoot.train.peer:train_peer"
+MAX_RESPAWNS = 20  # of one name: more means a machine that cannot work, not bad luck
+
+Observer = Callable[[Entry, State], None]
+
+
+class PeersLost(Exception):
+    """Somebody is gone; what was under way must be done again."""
+
+
+class Member(msgspec.Struct):
+    """A peer that said hello."""
+
+    name: str
+    address: str
+    ticket: str
+    stage: int | None = None
+
+
+class Lead:
+    """See the module's text.
+
+    Args:
+        world: the lead's own.
+        job: recipe, model shape and tokens.
+        stages: layer range of each stage.
+        log: an open log; what it holds is continued.
+        folder: the run's folder; None keeps no snapshots on disk.
+        held_out_batches: how many batches an evaluation takes.
+        tokenizer_digest: of the run's tokenizer, for the snapshots' manifests.
+        observer: called with each new entry.
+    """
+
+    def __init__(
+        self,
+        world: Host,
+        job: Job,
+        stages: Sequence[tuple[int, int]],
+        log: Log,
+        folder: Path | None = None,
+        held_out_batches: int = 0,
+        tokenizer_digest: str = "",
+        observer: Observer = lambda entry, state: None,
+    ) -> None:
+        self.world, self.job, self.recipe, self.folder = world, job, job.recipe, folder
+        self.stages, self.num_stages = list(stages), len(stages)
+        self.held_out_batches, self.tokenizer_digest = held_out_batches, tokenizer_digest
+        self.evaluated_at: int | None = None
+        self.saved_at: int | None = None
+        self.stop_requested = False
+        self._log, self._observer = log, observer
+        self.state: State = fold(log.entries())
+        self.generation = self.state["train"].generation + (1 if self.state.position else 0)
+        self.members: dict[PeerId, Member] = {}
+        self.state_hash = ""
+        self._launched: dict[str, str] = {}  # names started and not heard of yet -> the launch's ticket
+        self._lost: list[str] = []  # names lost since the last recovery
+        self._lost_at = 0.0
+        self._vacated = False
+        self._recovering: tuple[str, tuple[str, ...]] | None = None
+        self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
+        self._respawns: dict[str, int] = {}
+        names = peer_names(self.num_stages * self.recipe.swarm.replicas)
+        self._home = {name: index // self.recipe.swarm.replicas for index, name in enumerate(names)}
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Committed steps."""
+        return self.state["train"].step
+
+    def record(self, op: str, facts: Facts, *, step: int | None = None, parents: tuple[str, ...] = ()) -> None:
+        """Sign a receipt of the lead's own and append it."""
+        world, now = self.world, self.world.now()
+        receipt = Receipt(
+            run=world.run,
+            generation=self.generation,
+            step=self.step if step is None else step,
+            peer=world.me,
+            task=Task(op=op, seed=self.recipe.seed),
+            body=body(facts),
+            started=now,
+            ended=now,
+            parents=parents,
+        )
+        self.accept(sign(receipt, world.key))
+
+    def accept(self, signed: Signed) -> Digest:
+        """Append somebody's receipt after checking its signature; returns its id."""
+        entry, self.state = self._log.append(signed, self.state)
+        self._observer(entry, self.state)
+        return entry.id
+
+    # -- who is present --------------------------------------------------------------------------------------
+
+    def seated(self) -> list[tuple[PeerId, int]]:
+        """Peers that hold a stage, in order of stage and name."""
+        held = [(member.stage, member.name, peer) for peer, member in self.members.items() if member.stage is not None]
+        return [(peer, stage) for stage, _, peer in sorted(held)]
+
+    def holders(self, stage: int) -> tuple[PeerId, ...]:
+        """Peers that hold ``stage``, in an order that everybody shares."""
+        return tuple(peer for peer, held in self.seated() if held == stage)
+
+    def seats(self) -> list[Seat]:
+        """What a planner sees."""
+        index = {name: i for i, name in enumerate(self._home)}
+        speed = self.recipe.swarm.speed
+        return [Seat(peer, stage, speed(index[self.name_of(peer)])) for peer, stage in self.seated()]
+
+    def name_of(self, peer: PeerId) -> str:
+        """A present peer's name."""
+        return self.members[peer].name
+
+    def tie(self, peer: PeerId, stage: int) -> tuple[tuple[PeerId, ...], PeerId | None]:
+        """Partners at the pipeline's other end that share a tied embedding: (send to, receive from)."""
+        if not self.job.config.tied or self.num_stages == 1 or stage not in (0, self.num_stages - 1):
+            return (), None
+        mine, theirs = self.holders(stage), self.holders(self.num_stages - 1 - stage)
+        index = mine.index(peer)
+        to = tuple(other for i, other in enumerate(theirs) if i % len(mine) == index)
+        return to, theirs[index % len(theirs)]
+
+    # -- talking ---------------------------------------------------------------------------------------------
+
+    async def tell(self, peer: PeerId, topic: str, facts: msgspec.Struct | None, step: int) -> None:
+        """Send to one peer under the current generation."""
+        await self.world.send(peer, topic, facts, generation=self.generation, step=step)
+
+    async def gather(self, topic: str, peers: Iterable[PeerId]) -> dict[PeerId, Message]:
+        """One answer on ``topic`` from each of ``peers``, of the current generation.
+
+        Raises:
+            PeersLost: somebody went away meanwhile.
+            TalkootError: a peer failed, or nothing moved for ``train.patience_s``.
+        """
+        answers: dict[PeerId, Message] = {}
+        wanted = set(peers)
+        while wanted:
+            message = await self._next(topic, wanted)
+            if message.topic == topic and message.generation == self.generation and message.sender in wanted:
+                answers[message.sender] = message
+                wanted.discard(message.sender)
+        return {peer: answers[peer] for peer in sorted(answers)}
+
+    async def _next(self, topic: str, waiting_for: Iterable[str]) -> Message:
+        try:
+            message = await self.world.receive(*NOTICES, topic, timeout=self.recipe.train.patience_s)
+        except TimeoutError:
+            names = ", ".join(sorted(self.members[PeerId(p)].name if p in self.members else p for p in waiting_for))
+            raise TalkootError(
+                "the swarm stands still",
+                where=f"step {self.step}, waiting for '{topic}' from {names}",
+                why=f"nothing arrived for {self.recipe.train.patience_s:.0f} s",
+                next="look at those machines; raise train.patience_s if steps really take longer",
+                code=Exit.UNREACHABLE,
+            ) from None
+        if message.topic == LOST:
+            self._lose(message)
+            if self._lost:
+                raise PeersLost(self._lost)
+        elif message.topic == FAILED:
+            raise rebuild_failure(message)
+        elif message.topic == HELLO:
+            self._admit(message)
+        return message
+
+    def _admit(self, message: Message) -> None:
+        try:
+            hello = message.read(Hello)
+            negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
+            if hello.name not in self._launched:
+                raise ValueError(f"nobody waits for {hello.name!r}")
+            self.world.meet(message.sender, hello.address)
+        except ValueError:
+            return  # a stranger's hello that makes no sense changes nothing
+        ticket = self._launched.pop(hello.name)
+        self.members[message.sender] = Member(hello.name, hello.address, ticket)
+        self.record("peer.join", Joined(peer=message.sender, name=hello.name))
+
+    def _lose(self, message: Message) -> None:
+        """Take a loss notice; what it means is decided in :meth:`restore`."""
+        gone, reason = message.sender, message.read(Lost).reason
+        for name, ticket in list(self._launched.items()):
+            if ticket == gone:  # it died before its hello
+                del self._launched[name]
+                self._launch(name)
+                return
+        peer = next((p for p, member in self.members.items() if gone in (p, member.ticket)), None)
+        if peer is None:
+            return  # known already: both its connection and its process report the same end
+        member = self.members.pop(peer)
+        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
+        if not self._lost:
+            self._lost_at = self.world.now()
+        self._lost.append(member.name)
+
+    def _launch(self, name: str, *, faults: bool = False) -> None:
+        attempts = self._respawns[name] = self._respawns.get(name, -1) + 1
+        if attempts > MAX_RESPAWNS:
+            raise TalkootError(
+                f"peer {name} keeps dying",
+                where=f"step {self.step}",
+                why=f"it was started {attempts} times",
+                next="look at its messages above; the machine may lack memory",
+                code=Exit.UNREACHABLE,
+            )
+        launch = Launch(
+            name=name,
+            program=PROGRAM,
+            argument=encode(self.job),
+            speed=self.recipe.swarm.speed(list(self._home).index(name)),
+            faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
+            threads=self.recipe.swarm.threads,
+        )
+        self._launched[name] = self.world.launch(launch)
+
+    # -- seats -----------------------------------------------------------------------------------------------
+
+    def assemble(self) -> None:
+        """Start or continue the run: launch all peers and go back to the newest snapshot."""
+        resumed = self.state.position > 0
+        self._open()
+        for name in self._home:
+            self._launch(name, faults=not resumed)
+        self._roll_back("resumed from the newest whole snapshot")
+
+    def _open(self) -> None:
+        if self.state.position:
+            self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__))
+            return
+        config = self.job.config
+        start = Start(
+            world=self.world.kind,
+            talkoot=talkoot.__version__,
+            recipe=msgspec.to_builtins(self.recipe),
+            config=msgspec.to_builtins(config),
+            parameters=config.num_parameters(),
+            stages=tuple(self.stages),
+        )
+        self.record("run.start", start)
+
+    def _roll_back(self, reason: str, step: int | None = None) -> None:
+        """Vacate all seats; whoever is seated next starts from the snapshot at or before ``step``."""
+        self._manifest = None
+        if self.folder is not None:
+            self._manifest, warnings = snapshots.newest(self.folder, self.world.blobs, step or self.step)
+            for warning in warnings:
+                self.record("run.warning", Warned(text=warning))
+        self._vacated = True
+        for member in self.members.values():
+            member.stage = None
+        self.evaluated_at = None
+        self.saved_at, self.state_hash = None, ""
+        if self._manifest is not None:
+            self.saved_at, self.state_hash = self._manifest.step, self._manifest.state_hash
+        start = self.saved_at or 0
+        if start < self.step:
+            self.record("train.rollback", RolledBack(reason=reason), step=start)
+
+    async def restore(self) -> None:
+        """Make the swarm whole: recover from losses, then seat whoever has no seat yet.
+
+        Raises:
+            PeersLost: somebody was lost meanwhile; call it again.
+        """
+        while self.world.pending(*NOTICES):
+            await self._next(HELLO, ())
+        if self._lost:
+            self._recover()
+        while missing := self._needed() - {member.name for member in self.members.values()}:
+            await self._next(HELLO, missing)
+        vacant = [(peer, self._home[m.name]) for peer, m in self.members.items() if m.stage is None]
+        if vacant:
+            await self._seat(vacant)
+        if self._recovering is not None:
+            rung, names = self._recovering
+            self._recovering = None
+            pause = self.world.now() - self._lost_at
+            self.record("train.recover", Recovered(rung=rung, lost=names, pause_s=pause))
+
+    def _needed(self) -> set[str]:
+        """Peers without whom no step can be computed: all that belong to a stage that nobody holds."""
+        needed: set[str] = set()
+        for stage in range(self.num_stages):
+            if not self.holders(stage):
+                coming = {member.name for member in self.members.values()} | set(self._launched)
+                candidates = {name for name in coming if self._home[name] == stage}
+                if not candidates:
+                    raise TalkootError(
+                        f"nobody is left to hold stage {stage}",
+                        where=f"step {self.step}",
+                        why="its peers are gone and swarm.respawn is off",
+                        next="set swarm.respawn = true, or run the same command again: it resumes",
+                        code=Exit.UNREACHABLE,
+                    )
+                needed |= candidates
+        return needed
+
+    def _recover(self) -> None:
+        """Decide what the losses mean: replacements, and how far everybody goes back."""
+        self.generation += 1
+        names, self._lost = tuple(self._lost), []
+        for name in names:
+            if self.recipe.swarm.respawn and name not in self._launched:
+                self._launch(name)
+        if self._vacated:
+            return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
+        survivors = tuple(self.holders(stage) for stage in range(self.num_stages))
+        loss = Loss(survivors, self.step, self.state["train"].checkpoint)
+        rescue = climb(self.recipe.train.recovery, loss)
+        self._recovering = (rescue.rung, names)
+        if loss.empty_stages or rescue.step < self.step:
+            self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)
+
+    async def _seat(self, vacant: Sequence[tuple[PeerId, int]]) -> None:
+        """Give each peer its stage's state, from a donor where one holds it, else from the snapshot."""
+        contacts = tuple(Contact(peer, member.address) for peer, member in self.members.items())
+        for peer in self.members:
+            others = tuple(contact for contact in contacts if contact.peer != peer)
+            await self.tell(peer, "introduce", Introduce(others), self.step)
+        sources: dict[PeerId, str] = {}
+        for peer, stage in vacant:
+            first, last = self.stages[stage]
+            donor = self.holders(stage)[-1] if self.holders(stage) else None
+            blobs = self._manifest.blobs_for(first, last) if self._manifest and donor is None else ()
+            sources[peer] = "replica" if donor else f"snapshot of step {self.step}" if blobs else "start"
+            assign = Assign(
+                stage=stage,
+                num_stages=self.num_stages,
+                first=first,
+                last=last,
+                step=self.step,
+                donor=donor,
+                blobs=blobs,
+            )
+            await self.tell(peer, "assign", assign, self.step)
+            if donor is not None:
+                await self.tell(donor, "give", Give(peer), self.step)
+        await self.gather("ready", sources)
+        self._vacated = False
+        for peer, stage in vacant:
+            member = self.members[peer]
+            member.stage = stage
+            self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
+
+    # -- snapshots and the end -------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> str:
+        """Have one peer of each stage save its state, and make the snapshot count; returns the state's hash."""
+        savers = [self.holders(stage)[0] for stage in range(self.num_stages)]
+        for peer in savers:
+            await self.tell(peer, "save", None, self.step)
+        answers = await self.gather("saved", savers)
+        saved = [answers[peer].read(Saved) for peer in savers]
+        tensors = {name: value for shard in saved for name, value in shard.tensors.items()}
+        manifest = snapshots.Manifest(
+            run=self.world.run,
+            step=self.step,
+            config=self.job.config,
+            tokenizer=self.tokenizer_digest,
+            shards=snapshots.shards(self.stages, [(shard.blob, shard.size) for shard in saved]),
+            state_hash=snapshots.state_hash(tensors, self.step),
+            recipe=msgspec.to_builtins(self.recipe),
+        )
+        name = ""
+        if self.folder is not None:
+            name = snapshots.write_manifest(self.folder, manifest).name
+        size = sum(shard.size for shard in saved)
+        self.record("train.checkpoint", Checkpointed(manifest=name, state_hash=manifest.state_hash, num_bytes=size))
+        if self.folder is not None:
+            snapshots.prune(self.folder, self.world.blobs, self.recipe.train.keep_checkpoints)
+        self.state_hash, self.saved_at = manifest.state_hash, self.step
+        return manifest.state_hash
+
+    async def finish(self) -> None:
+        """Write down the end and send everybody home."""
+        reason = "done" if self.step >= self.recipe.train.steps else "interrupted"
+        self.record("run.end", End(reason=reason, state_hash=self.state_hash))
+        for peer in self.members:
+            await self.tell(peer, "stop", None, self.step)

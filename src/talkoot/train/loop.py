@@ -1,0 +1,190 @@
+"""The training job on one page. Read this first.
+
+A step is a transaction: *begin* (a plan is proposed), *compute* (peers run their microbatches and *mix* their
+gradients), *commit* (the step enters the log, then everybody applies it). A peer lost before the commit costs nothing
+but the time: the same microbatches are issued again under a new generation. A peer lost after it finds all survivors
+at the same step. What the methods behind begin, mix and recover are is the recipe's choice, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.ids import PeerId
+from talkoot.plan import StepPlan, planners, validate
+from talkoot.train.lead import Lead, PeersLost
+from talkoot.train.messages import Begin, Commit, Item, Prepared
+from talkoot.train.records import Committed, Evaluated
+from talkoot.train.schedule import learning_rate
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a finished (or interrupted) run has to show."""
+
+    finished: bool
+    step: int
+    loss: float | None
+    held_out: float | None
+    state_hash: str
+    log_hash: str
+
+
+async def train(lead: Lead) -> Result:
+    """Run the job from wherever the log says it is to its last step."""
+    recipe = lead.recipe.train
+    lead.assemble()
+    while True:
+        try:
+            await lead.restore()  # after a loss: climb the recovery ladder; otherwise seat newcomers
+            step = lead.step
+            done = step >= recipe.steps or lead.stop_requested
+            if step and (done or _due(step, recipe.evaluate_every)) and lead.evaluated_at != step:
+                await evaluate(lead, step)
+            if step and (done or _due(step, recipe.checkpoint_every)) and lead.saved_at != step:
+                await lead.checkpoint()
+            if done:
+                break
+            plan = begin(lead)
+            prepared = await compute(lead, plan, step)
+            await commit(lead, plan, prepared, step)
+        except PeersLost:
+            continue  # nothing was applied: restore the swarm and do the step again
+    await lead.finish()
+    state = lead.state["train"]
+    return Result(
+        finished=lead.step >= recipe.steps,
+        step=lead.step,
+        loss=state.loss,
+        held_out=state.held_out,
+        state_hash=lead.state_hash,
+        log_hash=lead.state.chain,
+    )
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def begin(lead: Lead) -> StepPlan:
+    """Propose the step: a path for each microbatch through the peers that are present."""
+    recipe, seats, stages = lead.recipe, lead.seats(), lead.num_stages
+    plan = planners[recipe.train.planner](seats, stages, recipe.train.microbatches)
+    validate(plan, seats, stages, recipe.train.microbatches)
+    return plan
+
+
+async def compute(
+    lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False
+) -> Mapping[PeerId, Prepared]:
+    """Send each peer its share and wait until all have mixed gradients ready."""
+    neighbours: dict[str, list[Item]] = {}
+    for path in plan.paths:
+        peers = [hop.peer for hop in path.hops]
+        for source, peer, target in zip([None, *peers], peers, [*peers[1:], None], strict=False):
+            neighbours.setdefault(peer, []).append(Item(path.microbatch, source, target))
+    for peer, stage in lead.seated():
+        order = plan.orders.get(peer, ())
+        tie_to, tie_from = lead.tie(peer, stage)
+        share = Begin(
+            num_microbatches=len(plan.paths),
+            items=tuple(neighbours.get(peer, ())),
+            order=tuple(work for work in order if work.phase == "forward") if evaluate else order,
+            group=lead.holders(stage),
+            tie_to=tie_to,
+            tie_from=tie_from,
+            evaluate=evaluate,
+        )
+        await lead.tell(peer, "begin", share, step)
+    answers = await lead.gather("prepared", [peer for peer, _ in lead.seated()])
+    return {peer: message.read(Prepared) for peer, message in answers.items()}
+
+
+async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared], step: int) -> None:
+    """Check what the peers prepared, write it down, and only then let everybody apply it."""
+    recipe = lead.recipe.train
+    losses = collect_losses(lead, prepared, len(plan.paths), step)
+    norm = gradient_norm(lead, prepared, step)
+    rate = learning_rate(recipe, step)
+    parents = [lead.accept(answer.receipt) for answer in prepared.values() if answer.receipt is not None]
+    facts = Committed(
+        loss=math.fsum(losses) / len(losses),
+        losses=tuple(losses),
+        paths=tuple(tuple(lead.name_of(hop.peer) for hop in path.hops) for path in plan.paths),
+        tokens=len(losses) * recipe.microbatch_size * lead.recipe.model.context,
+        learning_rate=rate,
+        gradient_norm=norm,
+    )
+    lead.record("train.commit", facts, step=step, parents=tuple(parents))
+    scale = recipe.clip / norm if recipe.clip and norm > recipe.clip else 1.0
+    for peer, _ in lead.seated():
+        await lead.tell(peer, "commit", Commit(learning_rate=rate, scale=scale), step)
+
+
+async def evaluate(lead: Lead, step: int) -> None:
+    """Mean loss over held-out batches, through the same pipeline, forward only."""
+    count = lead.held_out_batches
+    if count == 0:
+        return
+    plan = planners["straight"](lead.seats(), lead.num_stages, count)
+    prepared = await compute(lead, plan, step, evaluate=True)
+    losses = collect_losses(lead, prepared, count, step)
+    tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
+    lead.record("train.evaluate", Evaluated(loss=math.fsum(losses) / count, tokens=tokens), step=step)
+    lead.evaluated_at = step
+
+
+def collect_losses(lead: Lead, prepared: Mapping[PeerId, Prepared], count: int, step: int) -> list[float]:
+    """The loss of each microbatch, each reported exactly once and finite."""
+    losses: dict[int, float] = {}
+    for answer in prepared.values():
+        for microbatch, loss in answer.losses:
+            if microbatch in losses:
+                raise ValueError(f"microbatch {microbatch} of step {step} was computed twice")
+            losses[microbatch] = loss
+    if sorted(losses) != list(range(count)):
+        raise ValueError(f"step {step} has losses for microbatches {sorted(losses)}, not for all {count}")
+    for microbatch, loss in sorted(losses.items()):
+        if not math.isfinite(loss):
+            raise _not_finite(lead, step, f"the loss of microbatch {microbatch} is {loss}")
+    return [losses[microbatch] for microbatch in range(count)]
+
+
+def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) -> float:
+    """Norm of the whole model's mean gradient, summed in canonical order; replicas must agree on it."""
+    total = 0.0
+    for stage in range(lead.num_stages):
+        holders = lead.holders(stage)
+        norms = prepared[holders[0]].norms
+        for peer in holders[1:]:
+            others = prepared[peer].norms
+            if len(others) != len(norms) or not all(map(_same, others, norms)):
+                raise TalkootError(
+                    "replicas of one stage disagree on its gradient",
+                    where=f"step {step}, stage {stage}: {lead.name_of(holders[0])} and {lead.name_of(peer)}",
+                    why="both merged the same partial sums, so one of them computed or transmitted wrongly",
+                    next="remove the faulty machine and run the same command again: it resumes",
+                    code=Exit.FAILED_CHECK,
+                )
+        total += sum(norms)
+    if not math.isfinite(total):
+        raise _not_finite(lead, step, f"the squared gradient norm is {total}")
+    return math.sqrt(total)
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+
+
+def _not_finite(lead: Lead, step: int, why: str) -> TalkootError:
+    kept = lead.state["train"].checkpoint
+    return TalkootError(
+        "training diverged",
+        where=f"step {step} of run {lead.world.run}",
+        why=f"{why}; the step was not applied",
+        next="lower train.learning_rate or train.clip and start a new run"
+        + ("" if kept is None else f"; the snapshot of step {kept} is intact"),
+    )

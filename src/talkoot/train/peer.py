@@ -1,0 +1,290 @@
+"""A training peer: holds one stage, computes what the lead asks, talks to its neighbours, and signs for its work.
+
+The same coroutine runs in both worlds. It never decides anything about the swarm: the lead proposes, the peer performs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
+from talkoot.core.ids import PeerId, digest
+from talkoot.core.receipt import Receipt, Signed, Task, body, sign
+from talkoot.model.config import ModelConfig
+from talkoot.train.compute import BlankStage, StageCompute
+from talkoot.train.messages import (
+    Assign,
+    Begin,
+    Commit,
+    Give,
+    Hello,
+    Introduce,
+    Item,
+    Prepared,
+    Saved,
+)
+from talkoot.train.recipe import Recipe
+from talkoot.train.records import Worked
+from talkoot.train.treesum import Node
+from talkoot.world.api import HELLO, LOST, Frame, Message, World, frame_bytes
+
+CHUNK_BYTES = 256 * 2**20
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What every peer of a run is told at its launch.
+
+    Attributes:
+        tokens: folder of the packed text; None = the tensor-free rehearsal.
+    """
+
+    recipe: Recipe
+    config: ModelConfig
+    tokens: str | None = None
+
+
+class Partials(msgspec.Struct, frozen=True):
+    """Body of a ``mix`` message: which microbatches each frame sums."""
+
+    nodes: tuple[Node, ...]
+
+
+async def train_peer(world: World, argument: bytes) -> None:
+    """A peer's program; ``argument`` is an encoded :class:`Job`."""
+    job = decode(argument, Job)
+    peer = Peer(world, job)
+    async with asyncio.TaskGroup() as tasks:
+        await peer.serve(tasks)
+
+
+def make_stage(job: Job, first: int, last: int) -> StageCompute:
+    """The stage's arithmetic: with tensors, or without where the job has no text."""
+    if job.tokens is None:
+        return BlankStage(job.config, first, last, job.recipe)
+    import torch
+
+    from talkoot.train.prepare import open_windows
+    from talkoot.train.tensors import TensorStage
+
+    torch.set_num_threads(job.recipe.swarm.threads)
+    return TensorStage(job.config, first, last, job.recipe, open_windows(job.recipe, job.tokens))
+
+
+class Peer:
+    """State of one training peer; see :func:`train_peer`."""
+
+    def __init__(self, world: World, job: Job) -> None:
+        if world.lead is None:
+            raise ValueError("a training peer needs a lead")
+        self.world, self.job, self.lead = world, job, world.lead
+        self.stage: StageCompute | None = None
+        self.index = 0
+        self.generation = 0
+        self.running: asyncio.Task[None] | None = None
+        self.sent_bytes = 0
+        self.busy_s = 0.0
+
+    async def serve(self, tasks: asyncio.TaskGroup) -> None:
+        """Introduce oneself, then do as told until told to stop."""
+        world = self.world
+        hello = Hello(world.name, world.address, OLDEST_PROTOCOL, PROTOCOL)
+        await world.send(self.lead, HELLO, hello)
+        topics = ("introduce", "assign", "give", "begin", "commit", "save", "stop", LOST)
+        while True:
+            message = await world.receive(*topics)
+            if message.topic == LOST:
+                if message.sender == self.lead:
+                    return await self._cancel()
+                continue  # the lead decides what another peer's loss means
+            if message.sender != self.lead or message.generation < self.generation:
+                continue
+            self._enter(message.generation)
+            match message.topic:
+                case "introduce":
+                    for contact in message.read(Introduce).contacts:
+                        world.meet(PeerId(contact.peer), contact.address)
+                case "assign":
+                    await self._cancel()
+                    await self._assign(message.read(Assign))
+                case "give":
+                    await self._give(message.read(Give), message.step)
+                case "begin":
+                    await self._cancel()
+                    self.running = tasks.create_task(self._compute(message.read(Begin), message.step))
+                case "commit":
+                    await self._commit(message.read(Commit), message.step)
+                case "save":
+                    await self._save(message.step)
+                case "stop":
+                    return await self._cancel()
+
+    def _enter(self, generation: int) -> None:
+        if generation > self.generation:
+            self.generation = generation
+            self.world.discard(lambda message: message.generation < generation and message.topic not in (LOST, "stop"))
+
+    async def _cancel(self) -> None:
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+            self.running = None
+
+    async def _assign(self, assign: Assign) -> None:
+        self.index = assign.stage
+        stage = self.stage = make_stage(self.job, assign.first, assign.last)
+        if assign.donor is not None:
+            message = await self.world.receive(f"state/{self.generation}")
+            stage.load([b"".join(bytes(frame) for frame in message.frames if isinstance(frame, _BYTES))], assign.step)
+        elif assign.blobs:
+            stage.load([self.world.blobs.get(name) for name in assign.blobs], assign.step)
+        await self._tell("ready", None, assign.step)
+
+    async def _give(self, give: Give, step: int) -> None:
+        state, _ = self._held().save()
+        view = memoryview(state)
+        frames = [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
+        await self._send(PeerId(give.to), f"state/{self.generation}", None, frames, step)
+
+    async def _save(self, step: int) -> None:
+        state, tensors = self._held().save()
+        name = self.world.blobs.put(state)
+        await self._tell("saved", Saved(blob=name, size=len(state), tensors=tensors), step)
+
+    async def _commit(self, commit: Commit, step: int) -> None:
+        if self.running is not None:
+            await self.running
+        await self.world.reached(step, "commit")
+        stage = self._held()
+        await self.world.compute(lambda: stage.apply(commit.learning_rate, commit.scale), 12.0 * stage.num_values)
+
+    def _held(self) -> StageCompute:
+        if self.stage is None:
+            raise ValueError("the lead asked for work before it assigned a stage")
+        return self.stage
+
+    async def _compute(self, begin: Begin, step: int) -> None:
+        """One step up to "prepared": every microbatch in order, then mixing."""
+        world, stage = self.world, self._held()
+        started, self.busy_s, self.sent_bytes = world.now(), 0.0, 0
+        await world.reached(step, "begin")
+        stage.begin(step, begin.num_microbatches, begin.evaluate)
+        items = {item.microbatch: item for item in begin.items}
+        for work in begin.order:
+            if work.phase == "forward":
+                await self._forward(stage, items[work.microbatch], step)
+            else:
+                await self._backward(stage, items[work.microbatch], step)
+            await world.reached(step, work.phase)
+        if not begin.evaluate:
+            await self._mix(stage, begin, step)
+        await world.reached(step, "prepare")
+        losses, norms = stage.finish()
+        receipt = None if begin.evaluate else self._receipt(items, losses, norms, step, started)
+        await self._tell("prepared", Prepared(losses=tuple(sorted(losses.items())), norms=norms, receipt=receipt), step)
+
+    async def _forward(self, stage: StageCompute, item: Item, step: int) -> None:
+        microbatch = item.microbatch
+        frames: Sequence[Frame] = ()
+        if item.source is not None:
+            frames = (await self.world.receive(self._topic("forward", step, microbatch))).frames
+        outgoing = await self._work(lambda: stage.forward(microbatch, frames), stage.forward_flops)
+        if item.target is not None:
+            await self._pass("forward", item.target, step, microbatch, self.index + 1, outgoing)
+
+    async def _backward(self, stage: StageCompute, item: Item, step: int) -> None:
+        microbatch = item.microbatch
+        frames: Sequence[Frame] = ()
+        if item.target is not None:
+            frames = (await self.world.receive(self._topic("backward", step, microbatch))).frames
+        outgoing = await self._work(lambda: stage.backward(microbatch, frames), 2 * stage.forward_flops)
+        if item.source is not None:
+            await self._pass("backward", item.source, step, microbatch, self.index - 1, outgoing)
+
+    def _topic(self, phase: str, step: int, microbatch: int, stage: int | None = None) -> str:
+        return f"{phase}/{self.generation}/{step}/{microbatch}/{self.index if stage is None else stage}"
+
+    async def _pass(
+        self, phase: str, to: str, step: int, microbatch: int, stage: int, frames: Sequence[Frame]
+    ) -> None:
+        await self._send(PeerId(to), self._topic(phase, step, microbatch, stage), None, frames, step)
+
+    async def _work(self, work, flops: float):
+        """Compute, and keep account of the time it took: virtual in a simulation, processor time for real."""
+        before = self.world.now() if self.world.kind == "simulated" else time.process_time()
+        result = await self.world.compute(work, flops)
+        after = self.world.now() if self.world.kind == "simulated" else time.process_time()
+        self.busy_s += after - before
+        return result
+
+    async def _mix(self, stage: StageCompute, begin: Begin, step: int) -> None:
+        me, group = self.world.me, [PeerId(peer) for peer in begin.group]
+        await self.world.reached(step, "mix")
+        if len(group) > 1:
+            for turn in range(stage.turns):
+                topic = f"mix/{self.generation}/{step}/{turn}"
+                for peer, parts in stage.outgoing(turn, me, group).items():
+                    nodes = tuple(node for node, _ in parts)
+                    await self._send(peer, topic, Partials(nodes), [frame for _, frame in parts], step)
+                received = {}
+                while len(received) < len(group) - 1:
+                    message = await self.world.receive(topic)
+                    received[message.sender] = _partials(message)
+                stage.merge(turn, me, group, received)
+        if begin.tie_from is not None:
+            topic = f"tie/{self.generation}/{step}"
+            for peer in begin.tie_to:
+                await self._send(PeerId(peer), topic, None, stage.tied_gradient(), step)
+            stage.merge_tied((await self.world.receive(topic)).frames)
+
+    def _receipt(
+        self,
+        items: dict[int, Item],
+        losses: dict[int, float],
+        norms: tuple[float, ...],
+        step: int,
+        started: float,
+    ) -> Signed:
+        world = self.world
+        facts = Worked(
+            stage=self.index, microbatches=tuple(sorted(items)), sent_bytes=self.sent_bytes, busy_s=self.busy_s
+        )
+        # The squared norms, all bits of them, are a cheap fingerprint of the gradient that this peer vouches for.
+        fingerprint = msgspec.msgpack.encode((sorted(losses.items()), norms))
+        return sign(
+            Receipt(
+                run=world.run,
+                generation=self.generation,
+                step=step,
+                peer=world.me,
+                task=Task(op="train.step", seed=self.job.recipe.seed),
+                outputs={"gradient": digest(fingerprint)},
+                body=body(facts),
+                cost=self.busy_s,
+                started=started,
+                ended=world.now(),
+            ),
+            world.key,
+        )
+
+    async def _send(
+        self, to: PeerId, topic: str, facts: msgspec.Struct | None, frames: Sequence[Frame], step: int
+    ) -> None:
+        self.sent_bytes += sum(map(frame_bytes, frames))
+        await self.world.send(to, topic, facts, frames, generation=self.generation, step=step)
+
+    async def _tell(self, topic: str, facts: msgspec.Struct | None, step: int) -> None:
+        await self.world.send(self.lead, topic, facts, generation=self.generation, step=step)
+
+
+_BYTES = bytes | bytearray | memoryview
+
+
+def _partials(message: Message) -> list[tuple[Node, Frame]]:
+    nodes = message.read(Partials).nodes
+    if len(nodes) != len(message.frames):
+        raise ValueError(f"{message} names {len(nodes)} parts and carries {len(message.frames)}")
+    return list(zip(nodes, message.frames, strict=True))

@@ -1,0 +1,227 @@
+"""A run as data: everything that a training run is, in one typed tree that TOML files and flags fill in."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from talkoot.core.errors import TalkootError, nearest
+from talkoot.world.faults import Fault
+from talkoot.world.links import Network
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a recipe; unknown keys are refused with the nearest valid one."""
+
+
+class Data(_Section):
+    """Where the text comes from.
+
+    Attributes:
+        source: ``bundled:shakespeare``, a file, a folder, or ``datasets:NAME`` (see ``talkoot.data``).
+        column: the text column of JSONL, Parquet and datasets sources.
+        held_out: share of the tokens, from the end, that training never sees.
+        tokenizer: ``bytes``, ``bpe:SIZE`` (trained on the text), or a folder or file with a ``tokenizer.json``.
+    """
+
+    source: str = "bundled:shakespeare"
+    column: str = "text"
+    held_out: float = 0.05
+    tokenizer: str = "bpe:1024"
+
+
+class Model(_Section):
+    """What is trained.
+
+    Attributes:
+        depth: the one dial for a new model; everything else derives from it.
+        load: a Hugging Face folder to start from instead.
+        context: tokens per training sequence.
+        dtype: ``bfloat16`` computes under autocast; weights, gradients and the optimizer stay in float32.
+        device: ``auto`` takes CUDA, then MPS, then the CPU.
+        compile: run layers through ``torch.compile``.
+    """
+
+    depth: int = 4
+    load: str | None = None
+    context: int = 128
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    compile: bool = False
+
+
+class Train(_Section):
+    """How it is trained.
+
+    Attributes:
+        steps: optimizer steps.
+        microbatches, microbatch_size: sequences per step = their product; each microbatch takes its own path.
+        learning_rate, schedule, warmup, decay, final_rate: peak rate; ``cosine`` or ``constant-decay`` (constant, then
+            linear over the last ``decay`` share of the steps); warm-up steps; last rate as a share of the peak.
+        weight_decay, beta1, beta2, epsilon: AdamW's; decay applies to matrices only.
+        clip: limit of the global gradient norm; 0 = none.
+        planner, mixing, recovery: methods by name; recovery rungs in the order in which they are tried.
+        checkpoint_every, keep_checkpoints: in steps; 0 = only at the end.
+        evaluate_every, evaluate_batches: held-out evaluation; 0 = only at the end.
+        patience_s: seconds without any progress after which the run stops with a diagnosis.
+    """
+
+    steps: int = 300
+    microbatches: int = 8
+    microbatch_size: int = 4
+    learning_rate: float = 3e-3
+    schedule: str = "cosine"
+    warmup: int = 20
+    decay: float = 0.2
+    final_rate: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    clip: float = 1.0
+    planner: str = "straight"
+    mixing: str = "average"
+    recovery: tuple[str, ...] = ("replica", "checkpoint")
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    evaluate_every: int = 100
+    evaluate_batches: int = 8
+    patience_s: float = 300.0
+
+
+class Swarm(_Section):
+    """Who trains it.
+
+    Attributes:
+        stages, replicas: the pipeline's length and the number of peers that hold each stage.
+        speeds: relative compute speed per peer, stage by stage; missing ones are 1.
+        respawn: start a replacement when a peer is lost.
+        threads: torch threads per peer.
+        host: address that peers listen on; anything but loopback is encrypted.
+    """
+
+    stages: int = 2
+    replicas: int = 2
+    speeds: tuple[float, ...] = ()
+    respawn: bool = True
+    threads: int = 1
+    host: str = "127.0.0.1"
+
+    def speed(self, index: int) -> float:
+        """Speed of the peer with that index."""
+        return self.speeds[index] if index < len(self.speeds) else 1.0
+
+
+class Recipe(_Section):
+    """A whole run."""
+
+    name: str = "run"
+    seed: int = 0
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    swarm: Swarm = Swarm()
+    network: Network = Network()
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        train, swarm = self.train, self.swarm
+        positive = {
+            "train.steps": train.steps,
+            "train.microbatches": train.microbatches,
+            "train.microbatch_size": train.microbatch_size,
+            "swarm.stages": swarm.stages,
+            "swarm.replicas": swarm.replicas,
+            "swarm.threads": swarm.threads,
+            "model.context": self.model.context,
+            "train.keep_checkpoints": train.keep_checkpoints,
+        }
+        for key, value in positive.items():
+            if value < 1:
+                raise _bad(key, f"it is {value}, it must be at least 1")
+        if swarm.replicas > train.microbatches:
+            raise _bad("swarm.replicas", f"{swarm.replicas} replicas share {train.microbatches} microbatches")
+        if any(not 0 < speed <= 1 for speed in swarm.speeds):
+            raise _bad("swarm.speeds", f"{list(swarm.speeds)}: each speed is in (0, 1], 1 = unhindered")
+        known = set(peer_names(swarm.stages * swarm.replicas))
+        for fault in self.faults:
+            if fault.peer not in known:
+                raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
+            if fault.phase not in PHASES:
+                raise _bad("faults.phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
+
+
+PHASES = ("begin", "forward", "backward", "mix", "prepare", "commit")
+TREES = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "gum", "hazel", "ivy", "juniper", "kauri", "larch")
+
+
+def peer_names(count: int) -> list[str]:
+    """Names for ``count`` peers: alder, birch, ... larch, alder2, ..."""
+    return [TREES[i % len(TREES)] + (str(i // len(TREES) + 1) if i >= len(TREES) else "") for i in range(count)]
+
+
+def load_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Recipe:
+    """Read a TOML recipe and apply ``section.key=value`` overrides (values in TOML syntax; bare words are text).
+
+    Raises:
+        TalkootError: unreadable file, broken TOML, an unknown key or a wrong type.
+    """
+    tree: dict[str, Any] = {}
+    where = "the command line"
+    if path is not None:
+        where = str(path)
+        try:
+            tree = tomllib.loads(path.read_text())
+        except OSError as problem:
+            raise _bad(where, str(problem.strerror), "name a TOML file; `talkoot train --help` shows one") from problem
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise _bad(where, f"it is not TOML: {problem}", "correct the line it names") from problem
+    for override in overrides:
+        _override(tree, override)
+    return build_recipe(tree, where)
+
+
+def build_recipe(tree: dict[str, Any], where: str) -> Recipe:
+    """A recipe from plain data; see :func:`load_recipe`."""
+    _refuse_unknown(tree, Recipe, "", where)
+    try:
+        return msgspec.convert(tree, Recipe)
+    except msgspec.ValidationError as problem:
+        if isinstance(problem.__cause__, TalkootError):
+            raise problem.__cause__ from None
+        text, _, key = str(problem).partition(" - at `$.")
+        raise _bad(f"{where}, key {key.rstrip('`') or '(top level)'}", text) from problem
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise _bad(f"--set {text}", "it is not of the form section.key=value", "write --set train.steps=500")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    *sections, leaf = key.strip().split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise _bad(f"--set {text}", f"{section!r} is a value, not a section")
+    tree[leaf] = parsed
+
+
+def _refuse_unknown(tree: Any, kind: Any, prefix: str, where: str) -> None:
+    if not isinstance(tree, dict) or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in tree.items():
+        if key not in fields:
+            known = f"{nearest(key, fields)}"
+            raise _bad(f"{where}, key {prefix}{key}", f"there is no such key; {known}", "correct the key's name")
+        _refuse_unknown(value, fields[key], f"{prefix}{key}.", where)
+
+
+def _bad(where: str, why: str, next: str = "correct this value and run the same command again") -> TalkootError:
+    return TalkootError("the recipe cannot be used", where=where, why=why, next=next)

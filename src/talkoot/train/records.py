@@ -1,0 +1,258 @@
+"""The facts in training's receipts, and the state that folds from them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from talkoot.core.fold import Chapter, Entry, chapters
+from talkoot.core.receipt import Receipt
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all bodies."""
+
+
+class Start(Facts):
+    """``run.start``: what this run is. ``recipe`` and ``config`` are plain data, as read."""
+
+    world: str
+    talkoot: str
+    recipe: dict[str, Any]
+    config: dict[str, Any]
+    parameters: int
+    stages: tuple[tuple[int, int], ...]
+    tokens: str = ""
+    tokenizer: str = ""
+
+
+class Resume(Facts):
+    """``run.resume``: the lead was started again."""
+
+    world: str
+    talkoot: str
+
+
+class End(Facts):
+    """``run.end``: the lead stopped; ``reason`` is ``done``, ``interrupted`` or an error."""
+
+    reason: str
+    state_hash: str = ""
+
+
+class Warned(Facts):
+    """``run.warning``: something the user should know and nothing that stops the run."""
+
+    text: str
+
+
+class Joined(Facts):
+    """``peer.join``: a peer said hello."""
+
+    peer: str
+    name: str
+
+
+class Seated(Facts):
+    """``peer.seat``: a peer holds a stage and its state is that of ``step``; ``source`` says where from."""
+
+    peer: str
+    name: str
+    stage: int
+    source: str
+
+
+class Gone(Facts):
+    """``peer.lost``: a peer is no longer there."""
+
+    peer: str
+    name: str
+    reason: str
+
+
+class Worked(Facts):
+    """``train.step``: a peer's own account of its part of a step."""
+
+    stage: int
+    microbatches: tuple[int, ...]
+    sent_bytes: int
+    busy_s: float
+
+
+class Committed(Facts):
+    """``train.commit``: a step was applied by everybody.
+
+    Attributes:
+        losses: by microbatch, nats per token; ``paths`` the stages' peers (by name) for each microbatch.
+    """
+
+    loss: float
+    losses: tuple[float, ...]
+    paths: tuple[tuple[str, ...], ...]
+    tokens: int
+    learning_rate: float
+    gradient_norm: float
+
+
+class Evaluated(Facts):
+    """``train.evaluate``: mean held-out loss, nats per token."""
+
+    loss: float
+    tokens: int
+
+
+class Checkpointed(Facts):
+    """``train.checkpoint``: a whole snapshot exists."""
+
+    manifest: str
+    state_hash: str
+    num_bytes: int
+
+
+class RolledBack(Facts):
+    """``train.rollback``: commits from ``step`` on are void; the run goes on from there."""
+
+    reason: str
+
+
+class Recovered(Facts):
+    """``train.recover``: which rung of the ladder served, and how long nothing was computed."""
+
+    rung: str
+    lost: tuple[str, ...]
+    pause_s: float
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """The chapter ``run``."""
+
+    start: Start | None = None
+    world: str = ""
+    lead: str = ""
+    sessions: int = 0
+    ended: str = ""
+    state_hash: str = ""
+
+
+class PeerState(msgspec.Struct, frozen=True):
+    """One peer that is present."""
+
+    name: str
+    stage: int | None = None
+    busy_s: float = 0.0
+    microbatches: int = 0
+    sent_bytes: int = 0
+
+
+class PeersState(msgspec.Struct, frozen=True):
+    """The chapter ``peers``: who is present (by identity), and how many ever joined or were lost."""
+
+    present: MappingProxyType[str, PeerState] = MappingProxyType({})
+    joined: int = 0
+    lost: int = 0
+
+
+class TrainState(msgspec.Struct, frozen=True):
+    """The chapter ``train``: ``step`` committed steps stand, the next one is number ``step``."""
+
+    step: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    held_out: float | None = None
+    checkpoint: int | None = None
+    manifest: str = ""
+    generation: int = 0
+    rollbacks: int = 0
+
+
+def _run(state: RunState, entry: Entry) -> RunState:
+    receipt, replace = entry.receipt, msgspec.structs.replace
+    match receipt.op:
+        case "run.start":
+            if state.start is not None:
+                raise ValueError("a run starts once")
+            facts = receipt.read(Start)
+            return RunState(start=facts, world=facts.world, lead=receipt.peer, sessions=1)
+        case "run.resume":
+            return replace(
+                state, world=receipt.read(Resume).world, lead=receipt.peer, sessions=state.sessions + 1, ended=""
+            )
+        case "run.end":
+            facts = receipt.read(End)
+            return replace(state, ended=facts.reason, state_hash=facts.state_hash or state.state_hash)
+        case "run.warning":
+            return state
+    raise ValueError(f"unknown operation {receipt.op}")
+
+
+def _peers(state: PeersState, entry: Entry) -> PeersState:
+    receipt, replace = entry.receipt, msgspec.structs.replace
+    present = dict(state.present)
+    match receipt.op:
+        case "run.start" | "run.resume" | "run.end":
+            return replace(state, present=MappingProxyType({}))  # peers do not outlive their lead
+        case "peer.join":
+            facts = receipt.read(Joined)
+            present[facts.peer] = PeerState(facts.name)
+            return replace(state, present=MappingProxyType(present), joined=state.joined + 1)
+        case "peer.seat":
+            facts = receipt.read(Seated)
+            present[facts.peer] = replace(present[facts.peer], stage=facts.stage)
+            return replace(state, present=MappingProxyType(present))
+        case "peer.lost":
+            present.pop(receipt.read(Gone).peer, None)
+            return replace(state, present=MappingProxyType(present), lost=state.lost + 1)
+        case "train.step":
+            return replace(state, present=MappingProxyType(_credit(present, receipt)))
+    return state
+
+
+def _credit(present: dict[str, PeerState], receipt: Receipt) -> dict[str, PeerState]:
+    facts, peer = receipt.read(Worked), present.get(receipt.peer)
+    if peer is None:
+        raise ValueError(f"{receipt.peer[:8]} is not in this run")
+    present[receipt.peer] = msgspec.structs.replace(
+        peer,
+        busy_s=peer.busy_s + facts.busy_s,
+        microbatches=peer.microbatches + len(facts.microbatches),
+        sent_bytes=peer.sent_bytes + facts.sent_bytes,
+    )
+    return present
+
+
+def _train(state: TrainState, entry: Entry) -> TrainState:
+    receipt, replace = entry.receipt, msgspec.structs.replace
+    if receipt.generation < state.generation:
+        raise ValueError(f"generation {receipt.generation} is stale, the run is at {state.generation}")
+    match receipt.op:
+        case "train.commit":
+            facts = receipt.read(Committed)
+            if receipt.step != state.step:
+                raise ValueError(f"step {receipt.step} cannot be committed, the next one is {state.step}")
+            tokens = state.tokens + facts.tokens
+            return replace(
+                state, step=state.step + 1, tokens=tokens, loss=facts.loss, generation=receipt.generation
+            )
+        case "train.rollback":
+            if receipt.step > state.step:
+                raise ValueError("a rollback goes back")
+            per_step = state.tokens // state.step if state.step else 0
+            return replace(
+                state,
+                step=receipt.step,
+                tokens=per_step * receipt.step,
+                generation=receipt.generation,
+                rollbacks=state.rollbacks + 1,
+            )
+        case "train.checkpoint":
+            return replace(state, checkpoint=receipt.step, manifest=receipt.read(Checkpointed).manifest)
+        case "train.evaluate":
+            return replace(state, held_out=receipt.read(Evaluated).loss)
+    return state  # a peer's own account changes nothing until the commit that cites it
+
+
+chapters.register("run")(Chapter(("run.",), RunState(), _run))
+chapters.register("peers")(Chapter(("run.", "peer.", "train.step"), PeersState(), _peers))
+chapters.register("train")(Chapter(("train.",), TrainState(), _train))

@@ -1,0 +1,204 @@
+"""Running a recipe in either world, from a folder that holds everything the run is.
+
+``RUN/`` holds ``log.sqlite`` (the receipts), ``lead.key``, ``tokenizer/``, ``tokens/``, ``checkpoints/``, ``blobs/`` and
+``lock``. The same call on a folder with an unfinished run continues it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from talkoot.core.errors import TalkootError
+from talkoot.core.fold import fold
+from talkoot.core.keys import Key
+from talkoot.core.log import Log
+from talkoot.train.lead import Lead, Observer
+from talkoot.train.loop import Result, train
+from talkoot.train.peer import Job
+from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
+from talkoot.train.recipe import Recipe
+from talkoot.world.api import Host
+from talkoot.world.sim.simulation import Simulation
+
+LOG = "log.sqlite"
+PRELOAD = ("torch", "talkoot.train.tensors")
+FREE_KEYS = ("name", "swarm", "network", "faults")  # parts of a recipe that may differ when a run is resumed
+FREE_TRAIN_KEYS = ("steps", "checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches", "patience_s")
+
+
+def silent(*_: object) -> None:
+    """An observer that ignores everything."""
+
+
+def run_real(
+    recipe: Recipe,
+    folder: Path,
+    observer: Observer = silent,
+    started: Callable[[Lead], None] = silent,
+) -> Result:
+    """Run with one process per peer on this machine.
+
+    Args:
+        recipe: what to run.
+        folder: the run's folder; made when absent, continued when not.
+        observer: called with every new log entry and the state after it.
+        started: called with the lead before the first step (to inject faults, for instance).
+    """
+    from talkoot.world.real.host import RealHost
+    from talkoot.world.real.peer import Settings
+
+    with _open(recipe, folder) as (log, job, held_out, tokenizer):
+        key = _key(folder / "lead.key")
+        first = next(log.entries(1, 1), None)
+        run = first.receipt.run if first else f"{recipe.name}-{os.urandom(4).hex()}"
+        settings = Settings(run=run, name="lead", seed=recipe.seed, folder=str(folder), host=recipe.swarm.host)
+
+        async def main() -> Result:
+            host = RealHost(settings, key, preload=PRELOAD)
+            lead = _lead(host, job, recipe, log, folder, held_out, tokenizer, observer)
+            _stop_on_signals(lead)
+            started(lead)
+            try:
+                return await train(lead)
+            finally:
+                await host.dismiss()
+                await host.close()
+
+        return asyncio.run(main())
+
+
+def run_simulated(
+    recipe: Recipe,
+    folder: Path,
+    observer: Observer = silent,
+    started: Callable[[Lead], None] = silent,
+) -> Result:
+    """Run the same job in virtual time, in this process, with real tensors; see :func:`run_real`."""
+    import torch
+
+    with _open(recipe, folder) as (log, job, held_out, tokenizer):
+        simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder)
+        threads = torch.get_num_threads()
+
+        async def main(world: Host) -> Result:
+            lead = _lead(world, job, recipe, log, folder, held_out, tokenizer, observer)
+            started(lead)
+            result = await train(lead)
+            await world.dismiss()
+            return result
+
+        try:
+            torch.set_num_threads(recipe.swarm.threads)
+            return simulation.run(main)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _lead(
+    world: Host,
+    job: Job,
+    recipe: Recipe,
+    log: Log,
+    folder: Path,
+    held_out: int,
+    tokenizer: str,
+    observer: Observer,
+) -> Lead:
+    stages = cut_stages(job.config, recipe)
+    return Lead(world, job, stages, log, folder, held_out, tokenizer, observer)
+
+
+@contextmanager
+def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
+    """Lock the folder, prepare what is missing, and open the log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        log = Log(folder / LOG)
+        try:
+            check_same_run(log, recipe, folder)
+            tokenizer = prepare_tokenizer(recipe, folder)
+            tokens = prepare_tokens(recipe, tokenizer, folder)
+            config = model_config(recipe, tokenizer)
+            windows = open_windows(recipe, str(tokens.path))
+            job = Job(recipe=recipe, config=config, tokens=str(tokens.path))
+            held_out = min(recipe.train.evaluate_batches, windows.num_held_out_batches)
+            yield log, job, held_out, tokenizer.digest()
+        finally:
+            log.close()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise TalkootError(
+                "this run is already going on",
+                where=str(folder),
+                why=f"process {file.read().strip() or 'unknown'} holds it",
+                next="watch it with `talkoot watch`, stop it, or name another folder with --out",
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _key(path: Path) -> Key:
+    if not path.exists():
+        Key().save(path)
+    return Key.load(path)
+
+
+def check_same_run(log: Log, recipe: Recipe, folder: Path) -> None:
+    """Refuse to continue a run under a recipe that would make it another one.
+
+    Raises:
+        TalkootError: naming the keys that differ.
+    """
+    state = fold(log.entries())
+    start = state["run"].start
+    if start is None:
+        return
+    old, new = start.recipe, msgspec.to_builtins(recipe)
+    differing = [
+        f"{section}.{key}"
+        for section in new
+        if section not in FREE_KEYS and isinstance(new[section], dict)
+        for key in new[section]
+        if old[section].get(key) != new[section][key] and not (section == "train" and key in FREE_TRAIN_KEYS)
+    ]
+    if old["seed"] != new["seed"]:
+        differing.append("seed")
+    if differing:
+        raise TalkootError(
+            "this folder holds another run",
+            where=str(folder),
+            why=f"its recipe differs in {', '.join(differing)}",
+            next="use the run's own recipe to continue it, or --out for a new folder",
+        )
+
+
+def _stop_on_signals(lead: Lead) -> None:
+    """First Ctrl-C: finish the step, save, leave. Second: leave at once."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+
+    def stop() -> None:
+        if lead.stop_requested and task is not None:
+            task.cancel()
+        lead.stop_requested = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)

@@ -1,0 +1,228 @@
+"""A stage's arithmetic with real tensors: forward, backward, mixing, AdamW, and its state as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save as write_safetensors
+from torch import Tensor
+
+from talkoot.core.errors import TalkootError
+from talkoot.core.ids import PeerId, digest
+from talkoot.data import Windows
+from talkoot.model.config import ModelConfig, tied_names
+from talkoot.model.huggingface import load_stage
+from talkoot.model.stage import Stage
+from talkoot.train.compute import Gradients
+from talkoot.train.frames import from_frame, to_frame
+from talkoot.train.mixing import mixing_rules
+from talkoot.train.mixing.rule import add
+from talkoot.train.recipe import Recipe
+from talkoot.train.treesum import TreeSum
+from talkoot.world.api import Frame
+
+MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second"}  # torch's names -> ours in saved states
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto``: CUDA, then MPS, then the CPU; anything else is torch's own name."""
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class TensorStage:
+    """A :class:`~talkoot.train.compute.StageCompute` with real tensors.
+
+    Args:
+        config, first, last: the layers held.
+        recipe: batch sizes, optimizer and numerics.
+        windows: batches by address; needed by the first stage (tokens) and the last (targets).
+    """
+
+    def __init__(self, config: ModelConfig, first: int, last: int, recipe: Recipe, windows: Windows) -> None:
+        model, train = recipe.model, recipe.train
+        self._device = choose_device(model.device)
+        autocast = torch.bfloat16 if model.dtype == "bfloat16" else None
+        if model.load is None:
+            self.stage = Stage(config, first, last, seed=recipe.seed, device=self._device, autocast=autocast)
+        else:
+            self.stage = load_stage(model.load, first, last, device=self._device, autocast=autocast)
+        if model.compile:
+            self.stage.compile()
+        self._tensors = self.stage.tensors()
+        self._parameters = list(self._tensors.values())
+        self._is_first, self._is_last = first == 0, last == config.layer_count
+        self._windows, self._train = windows, train
+        tokens = train.microbatch_size * model.context
+        self.forward_flops = tokens * float(sum(config.layer_flops(model.context)[first:last]))
+        self.num_values = sum(parameter.numel() for parameter in self._parameters)
+        self._shape = (train.microbatch_size, model.context, config.width)
+        ties = tied_names(config)
+        self._owner, self._copy = ties[0] if ties else ("", "")
+        self._rule = mixing_rules[train.mixing]
+        self.turns = self._rule.turns
+        self._optimizer = self._make_optimizer()
+        self.steps_done = 0
+        self.begin(0, 1, False)
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        train = self._train
+        groups = [
+            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=train.learning_rate,
+            betas=(train.beta1, train.beta2),
+            eps=train.epsilon,
+            fused=self._device.type in ("cpu", "cuda"),
+        )
+
+    def begin(self, step: int, num_microbatches: int, evaluate: bool) -> None:
+        self._step, self._count, self._evaluate = step, num_microbatches, evaluate
+        self._live: dict[int, tuple[Tensor, Tensor]] = {}  # microbatch -> (input, output) awaiting backward
+        self._losses: dict[int, Tensor] = {}
+        self._sum: TreeSum[Tensor] = TreeSum(num_microbatches, add)
+        self._gradient: Tensor | None = None
+
+    def forward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
+        tokens = self._tokens(microbatch) if self._is_first or self._is_last else None
+        x = tokens[:, :-1] if self._is_first else from_frame(frames[0], torch.float32, self._shape, self._device)
+        if not self._is_first and not self._evaluate:
+            x.requires_grad_(True)
+        with torch.set_grad_enabled(not self._evaluate):
+            y = self.stage(x)
+            if self._is_last:
+                y = F.cross_entropy(y.reshape(-1, y.shape[-1]), tokens[:, 1:].reshape(-1))
+                self._losses[microbatch] = y.detach()
+        if not self._evaluate:
+            self._live[microbatch] = (x, y)
+        return [] if self._is_last else [to_frame(y.float())]
+
+    def _tokens(self, microbatch: int) -> Tensor:
+        windows = self._windows
+        if self._evaluate:
+            rows = windows.held_out(microbatch)
+        else:
+            rows = windows.train(self._step, microbatch, self._count)
+        return torch.from_numpy(rows).to(self._device)
+
+    def backward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
+        x, y = self._live.pop(microbatch)
+        gradient = None if self._is_last else from_frame(frames[0], torch.float32, y.shape, self._device).to(y.dtype)
+        wanted = self._parameters if self._is_first else [x, *self._parameters]
+        gradients = list(torch.autograd.grad(y, wanted, gradient))
+        outgoing = [] if self._is_first else [to_frame(gradients.pop(0).float())]
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        self._sum.insert((microbatch, microbatch + 1), flat)
+        return outgoing
+
+    def outgoing(self, turn: int, me: PeerId, group: Sequence[PeerId]) -> Mapping[PeerId, Gradients]:
+        vectors = self._rule.outgoing(turn, me, group, self._sum)
+        return {peer: [(node, to_frame(value)) for node, value in parts] for peer, parts in vectors.items()}
+
+    def merge(self, turn: int, me: PeerId, group: Sequence[PeerId], received: Mapping[PeerId, Gradients]) -> None:
+        vectors = {
+            peer: [
+                (node, from_frame(frame, torch.float32, (len(frame) // 4,), self._device)) for node, frame in parts
+            ]
+            for peer, parts in received.items()
+        }
+        self._sum = self._rule.merge(turn, me, group, self._sum, vectors)
+
+    def _mean(self) -> dict[str, Tensor]:
+        """Mean gradient over the step's microbatches, by tensor, as views of one flat vector."""
+        if self._gradient is None:
+            self._gradient = self._sum.total.mul_(1.0 / self._count)
+        parts = torch.split(self._gradient, [p.numel() for p in self._parameters])
+        return {
+            name: part.view_as(p) for (name, p), part in zip(self._tensors.items(), parts, strict=True)
+        }
+
+    def tied_gradient(self) -> Sequence[Frame]:
+        gradients = self._mean()
+        # A copy: the frame may still be on its way when the other side's gradient is added in place.
+        return [to_frame(gradients[self._owner if self._is_first else self._copy].clone())]
+
+    def merge_tied(self, frames: Sequence[Frame]) -> None:
+        mine = self._mean()[self._owner if self._is_first else self._copy]
+        # Embedding plus head on both sides; addition commutes, so both sides get the same bits.
+        mine.add_(from_frame(frames[0], torch.float32, mine.shape, self._device))
+
+    def finish(self) -> tuple[dict[int, float], tuple[float, ...]]:
+        losses = {microbatch: float(loss) for microbatch, loss in self._losses.items()}
+        if self._evaluate:
+            return losses, ()
+        gradients = self._mean()
+        if self._is_first and self._is_last and self._copy:
+            gradients[self._owner].add_(gradients[self._copy])
+            gradients[self._copy].copy_(gradients[self._owner])
+        return losses, tuple(
+            float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+            for name, g in gradients.items()
+            if name != self._copy  # a tied tensor counts once
+        )
+
+    def apply(self, learning_rate: float, scale: float) -> None:
+        gradients = self._mean()
+        if scale != 1.0 and self._gradient is not None:
+            self._gradient.mul_(scale)
+        for name, parameter in self._tensors.items():
+            parameter.grad = gradients[name]
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.steps_done += 1
+        self.begin(self._step + 1, self._count, False)
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and both moments by name (``weight/...``, ``first/...``, ``second/...``)."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self._tensors.items():
+            state[f"weight/{name}"] = parameter.detach()
+            moments = self._optimizer.state.get(parameter, {})
+            for theirs, ours in MOMENTS.items():
+                value = moments.get(theirs)
+                state[f"{ours}/{name}"] = torch.zeros_like(parameter) if value is None else value
+        return state
+
+    def save(self) -> tuple[bytes, dict[str, str]]:
+        state = {name: tensor.contiguous().cpu() for name, tensor in self.state().items()}
+        digests = {name: digest(to_frame(tensor), "tensor") for name, tensor in state.items()}
+        return write_safetensors(state), digests
+
+    def load(self, parts: Sequence[bytes], step: int) -> None:
+        saved: dict[str, Tensor] = {}
+        for part in parts:
+            saved.update(read_safetensors(part))
+        mine = self.state()
+        for name, tensor in mine.items():
+            if name not in saved or saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+                raise TalkootError(
+                    "a saved state does not fit this model",
+                    where=name,
+                    why="it is absent, or of another shape or type, in the checkpoint or the donor's state",
+                    next="resume with the recipe that the run was started with",
+                )
+        with torch.no_grad():
+            for name, parameter in self._tensors.items():
+                parameter.copy_(saved[f"weight/{name}"])
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(float(step)),
+                    **{
+                        theirs: saved[f"{ours}/{name}"].to(self._device).clone()
+                        for theirs, ours in MOMENTS.items()
+                    },
+                }
+        if step == 0:
+            self._optimizer.state.clear()
+        self.steps_done = step
+        self.begin(step, self._count, False)

@@ -1,0 +1,132 @@
+"""What both worlds share: the mailbox, acquaintances, randomness, and the frame around a program."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import random
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.ids import PeerId, RunId
+from talkoot.core.keys import Key
+from talkoot.world.api import FAILED, LOST, Failure, Lost, Message, Program, World
+from talkoot.world.blobs import Blobs
+from talkoot.world.mailbox import Mailbox
+
+MAX_STRANGERS = 256  # messages from peers one has not met yet, kept until the introduction arrives
+MAX_STRANGERS_BYTES = 512 * 2**20
+
+
+class PeerWorld:
+    """The world-independent half of a :class:`~talkoot.world.api.World`."""
+
+    def __init__(self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None) -> None:
+        self.run, self.name, self.key, self.seed, self.blobs, self.lead = run, name, key, seed, blobs, lead
+        self.address = ""
+        self.mailbox = Mailbox()
+        self._met: dict[PeerId, str] = {key.peer: ""}
+        self._strangers: list[Any] = []
+        self._strangers_bytes = 0
+
+    @property
+    def me(self) -> PeerId:
+        return self.key.peer
+
+    def random(self, purpose: str) -> random.Random:
+        text = repr((self.seed, self.name, purpose)).encode()
+        return random.Random(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "big"))
+
+    def meet(self, peer: PeerId, address: str) -> None:
+        self._met[peer] = address
+        waiting, self._strangers, self._strangers_bytes = self._strangers, [], 0
+        for held in waiting:
+            self.resubmit(held)
+
+    def hold(self, held: Any, nbytes: int) -> None:
+        """Keep what a peer not met yet sent: its introduction may be on the way. Too much is dropped and counted."""
+        if len(self._strangers) < MAX_STRANGERS and self._strangers_bytes + nbytes <= MAX_STRANGERS_BYTES:
+            self._strangers.append(held)
+            self._strangers_bytes += nbytes
+        else:
+            self.mailbox.dropped += 1
+
+    def resubmit(self, held: Any) -> None:
+        """Look again at something held."""
+        raise NotImplementedError
+
+    def pending(self, *topics: str) -> bool:
+        return self.mailbox.holds(*topics)
+
+    def discard(self, stale: Callable[[Message], bool]) -> None:
+        self.mailbox.discard(stale)
+
+    def notice_loss(self, peer: PeerId, reason: str) -> None:
+        """Tell the program that a peer is gone."""
+        body = msgspec.msgpack.encode(Lost(reason))
+        self.mailbox.put(Message(peer, LOST, 0, 0, body))
+
+
+def load_program(path: str) -> Program:
+    """The coroutine function that ``package.module:function`` names."""
+    module, _, function = path.partition(":")
+    return cast(Program, getattr(importlib.import_module(module), function))
+
+
+async def run_program(world: World, program: Program, argument: bytes) -> None:
+    """Run a peer to its end and tell the lead of the error that ended it.
+
+    An error that a user can act on ends the peer quietly. Any other one is a bug in peer code: it is reported with
+    ``Exit.BUG``, so that nobody takes it for a crash and starts the peer again, and then raised.
+    """
+    try:
+        await program(world, argument)
+    except TalkootError as problem:
+        if world.lead is None:
+            raise
+        await _report(world, problem)
+    except Exception as problem:  # a supervisor: whatever it is, it must not die with the peer
+        if world.lead is not None:
+            await _report(world, _bug(problem))
+        raise
+
+
+async def _report(world: World, problem: TalkootError) -> None:
+    if world.lead is not None:
+        where = f"peer {world.name}: {problem.where}"
+        await world.send(
+            world.lead, FAILED, Failure(problem.what, where, problem.why, problem.next, problem.code)
+        )
+        await asyncio.sleep(0)  # let the message leave before the peer does
+
+
+def _bug(problem: Exception) -> TalkootError:
+    deepest = traceback.extract_tb(problem.__traceback__)[-1]
+    return TalkootError(
+        "a peer's program has a bug",
+        where=f"{Path(deepest.filename).name}, line {deepest.lineno}",
+        why=f"{type(problem).__name__}: {problem}",
+        next="report it with the traceback that the peer printed; starting it again will not help",
+        code=Exit.BUG,
+    )
+
+
+def rebuild_failure(message: Message) -> TalkootError:
+    """The error that a :data:`FAILED` message carries; a code that is no failure's counts as a bug.
+
+    Raises:
+        ValueError: the body is not a :class:`Failure`.
+    """
+    failure = message.read(Failure)
+    known = failure.code in set(Exit) - {Exit.DONE}
+    code = Exit(failure.code) if known else Exit.BUG
+    return TalkootError(failure.what, where=failure.where, why=failure.why, next=failure.next, code=code)
+
+
+__all__ = ["PeerWorld", "load_program", "rebuild_failure", "run_program"]

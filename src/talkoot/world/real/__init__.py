@@ -1,0 +1,1 @@
+"""The real world: one process per peer over ZeroMQ, supervised by the lead."""

@@ -1,0 +1,137 @@
+"""The lead's real world: starts peers as processes, notices their end, and may disturb them.
+
+Processes are forked from one warmed, single-threaded parent (forkserver) that has already imported what peers
+need, so that eight peers start in the time of one. A peer dies with its lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+
+import msgspec
+
+from talkoot.core.codec import decode, encode
+from talkoot.core.ids import PeerId
+from talkoot.core.keys import Key
+from talkoot.world.api import LOST, Launch, Lost, Message
+from talkoot.world.base import load_program, run_program
+from talkoot.world.real.peer import RealWorld, Settings
+
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
+GOODBYE_SECONDS = 5.0
+
+
+def _context(preload: tuple[str, ...]) -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["talkoot.world.real.host", *preload])
+    return context
+
+
+def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -> None:
+    """Body of a peer process."""
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lead's to handle; it dismisses its peers
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    coroutine = load_program(program)  # may import torch, which reads the variable above
+
+    async def main() -> None:
+        world = RealWorld(decode(settings, Settings))
+        _die_with_parent(asyncio.get_running_loop())
+        try:
+            await run_program(world, coroutine, argument)
+        finally:
+            await world.close()
+
+    asyncio.run(main())
+
+
+def _die_with_parent(loop: asyncio.AbstractEventLoop) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        loop.add_reader(parent.sentinel, os._exit, 0)
+
+
+class RealHost(RealWorld):
+    """A :class:`~talkoot.world.api.Host` on this machine.
+
+    Args:
+        settings: the lead's own.
+        key: its identity; fresh when omitted.
+        preload: modules that every peer needs (heavy ones, such as torch).
+    """
+
+    def __init__(self, settings: Settings, key: Key | None = None, preload: tuple[str, ...] = ()) -> None:
+        super().__init__(settings, key)
+        self._settings = settings
+        self._context = _context(preload)
+        self._processes: dict[str, BaseProcess] = {}
+        self._launches = 0
+
+    def launch(self, peer: Launch) -> str:
+        settings = msgspec.structs.replace(
+            self._settings,
+            name=peer.name,
+            port=0,
+            speed=peer.speed,
+            faults=peer.faults,
+            lead=self.me,
+            lead_address=self.address,
+        )
+        process: BaseProcess = self._context.Process(
+            target=peer_process,
+            args=(encode(settings), peer.program, peer.argument, peer.threads),
+            name=f"talkoot-{peer.name}",
+            daemon=True,
+        )
+        process.start()
+        self._processes[peer.name] = process
+        self._launches += 1
+        ticket = f"launch:{self._launches}"
+        asyncio.get_running_loop().add_reader(process.sentinel, self._exited, peer.name, ticket, process)
+        return ticket
+
+    def _exited(self, name: str, ticket: str, process: BaseProcess) -> None:
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        if self._processes.get(name) is process:
+            del self._processes[name]
+        reason = f"process {process.pid} ended with code {process.exitcode}"
+        self.mailbox.put(Message(PeerId(ticket), LOST, 0, 0, encode(Lost(reason))))
+
+    def pid(self, name: str) -> int:
+        """Process id of a running peer; KeyError when there is none."""
+        pid = self._processes[name].pid
+        if pid is None:
+            raise KeyError(name)
+        return pid
+
+    def disturb(self, name: str, kind: str) -> None:
+        os.kill(self.pid(name), SIGNALS[kind])
+
+    async def dismiss(self) -> None:
+        loop = asyncio.get_running_loop()
+        processes = list(self._processes.values())
+        self._processes.clear()
+        for process in processes:
+            loop.remove_reader(process.sentinel)
+        deadline = loop.time() + GOODBYE_SECONDS
+        waiting = {process.sentinel: process for process in processes}
+        while waiting and loop.time() < deadline:
+            for sentinel in multiprocessing.connection.wait(list(waiting), timeout=0):
+                waiting.pop(sentinel)  # type: ignore[arg-type]
+            await asyncio.sleep(0.01)
+        for process in waiting.values():
+            if process.pid is not None:
+                process.kill()
+        for process in processes:
+            process.join()
+
+
+__all__ = ["RealHost", "peer_process"]

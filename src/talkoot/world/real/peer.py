@@ -1,0 +1,160 @@
+"""A real peer's world: ZeroMQ for the network, the wall clock for time, real signals for faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from talkoot.core.codec import encode
+from talkoot.core.ids import PeerId, RunId
+from talkoot.core.keys import Key
+from talkoot.world.api import HELLO, Frame, Message
+from talkoot.world.base import PeerWorld
+from talkoot.world.blobs import Blobs
+from talkoot.world.faults import Fault, FaultPlan
+from talkoot.world.real.endpoint import Endpoint
+from talkoot.world.real.wire import Wire, read_address
+
+T = TypeVar("T")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process needs to become a peer of a run."""
+
+    run: str
+    name: str
+    seed: int = 0
+    folder: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    encrypt: bool = False
+    speed: float = 1.0
+    faults: tuple[Fault, ...] = ()
+    lead: str | None = None
+    lead_address: str = ""
+
+
+class RealWorld(PeerWorld):
+    """A :class:`~talkoot.world.api.World` on this machine; create it inside a running event loop."""
+
+    kind = "real"
+
+    def __init__(self, settings: Settings, key: Key | None = None) -> None:
+        folder = Path(settings.folder) / "blobs" if settings.folder else None
+        lead = PeerId(settings.lead) if settings.lead else None
+        super().__init__(
+            run=RunId(settings.run),
+            name=settings.name,
+            key=key or Key(),
+            seed=settings.seed,
+            blobs=Blobs(folder),
+            lead=lead,
+        )
+        self._speed, self._faults = settings.speed, FaultPlan(settings.faults)
+        self._wire = Wire(self.key, settings.run)
+        self._endpoint = Endpoint(
+            self._arrived, self.notice_loss, host=settings.host, port=settings.port, encrypt=settings.encrypt
+        )
+        self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        if lead:
+            self.meet(lead, settings.lead_address)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many incoming messages were dropped, by reason."""
+        return dict(self._wire.refused)
+
+    def _arrived(self, parts: Sequence[memoryview]) -> None:
+        claim = self._wire.sender(parts)
+        if claim is None:
+            return
+        sender, topic = claim
+        if sender not in self._met and topic != HELLO:
+            self.hold(parts, sum(len(part) for part in parts))
+            return
+        message = self._wire.open(parts)
+        if message is not None:
+            self.mailbox.put(message)
+
+    def resubmit(self, held: Any) -> None:
+        self._arrived(held)
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def meet(self, peer: PeerId, address: str) -> None:
+        if peer != self.me and peer not in self._met:
+            verified = read_address(peer, address)
+            self._wire.meet(peer, verified)
+            self._endpoint.connect(peer, verified)
+        super().meet(peer, address)
+
+    async def send(
+        self,
+        to: PeerId,
+        topic: str,
+        body: msgspec.Struct | None = None,
+        frames: Sequence[Frame] = (),
+        *,
+        generation: int = 0,
+        step: int = 0,
+    ) -> None:
+        encoded = b"" if body is None else encode(body)
+        if to == self.me:
+            self.mailbox.put(Message(self.me, topic, generation, step, encoded, [bytes(frame) for frame in frames]))
+            return
+        parts = self._wire.pack(to, topic, encoded, frames, generation, step)
+        await self._endpoint.send(to, parts)
+
+    async def receive(self, *topics: str, timeout: float | None = None) -> Message:
+        async with asyncio.timeout(timeout):
+            return await self.mailbox.take(*topics)
+
+    async def compute(self, work: Callable[[], T], flops: float) -> T:
+        # In line, not in a thread: sockets are served by ZeroMQ's own threads meanwhile, and a second Python
+        # thread would make both wait for the interpreter lock.
+        started = time.perf_counter()
+        result = work()
+        if self._speed < 1.0:
+            await asyncio.sleep((time.perf_counter() - started) * (1 / self._speed - 1))
+        else:
+            await asyncio.sleep(0)
+        return result
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def reached(self, step: int, phase: str) -> None:
+        fault = self._faults.at(step, phase)
+        if fault is None:
+            return
+        if fault.kind == "delay":
+            await asyncio.sleep(fault.seconds)
+        elif fault.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            if fault.seconds:  # somebody else must wake us: a frozen process cannot
+                os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep {fault.seconds}; kill -CONT {os.getpid()}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    async def close(self) -> None:
+        """Let queued messages leave, then end every task and socket."""
+        await self._endpoint.flush()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._endpoint.close()

@@ -1,0 +1,43 @@
+"""Who listens where on this machine (Linux), so that "port in use" can name the holder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from talkoot.core.errors import TalkootError
+
+LISTEN = "0A"
+
+
+def holder_of(port: int) -> str:
+    """A description of the process that listens on TCP ``port``, as far as this user may see."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = {os.readlink(entry) for entry in (process / "fd").iterdir()}
+            if links & inodes:
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f"process {process.name} ({command[:80]})"
+        except OSError:
+            continue  # another user's process, or one that just ended
+    return "a process that this user may not see"
+
+
+def port_taken(host: str, port: int) -> TalkootError:
+    """The error for a port that somebody else holds."""
+    return TalkootError(
+        f"port {port} is already in use",
+        where=f"{host}:{port}",
+        why=f"it is held by {holder_of(port)}",
+        next="choose another one with --port, or let talkoot choose with --port 0",
+    )

@@ -1,0 +1,1 @@
+"""The simulated world: one process, virtual time, the shipping code."""

@@ -1,0 +1,128 @@
+"""Generation: the cache changes the cost, never the text."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from talkoot.core.errors import TalkootError
+from talkoot.model.config import FAMILIES, ModelConfig
+from talkoot.model.generate import _sample, generate, stream
+from talkoot.model.stage import Stage
+
+
+def model(family: str = "llama", **changes) -> Stage:
+    sizes = {
+        "vocab_size": 61,
+        "width": 32,
+        "layers": 3,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "hidden": 48,
+    }
+    config = ModelConfig(**{**sizes, "family": family, "max_positions": 64, **changes})
+    stage = Stage(config, 0, config.layer_count, seed=9)
+    with (
+        torch.no_grad()
+    ):  # a larger head makes an untrained model opinionated, so that ties cannot hide errors
+        stage.tensors()["lm_head.weight"].mul_(20)
+    return stage
+
+
+PROMPTS = torch.tensor([[3, 7, 9], [60, 0, 1]])
+
+
+def ids(rows: list) -> list[list[int]]:
+    return [[one.token for one in row] for row in rows]
+
+
+@torch.no_grad()
+def greedy_reference(stage: Stage, prompts: torch.Tensor, count: int) -> list[list[int]]:
+    for _ in range(count):
+        prompts = torch.cat((prompts, stage(prompts)[:, -1:].argmax(-1)), 1)
+    return prompts[:, -count:].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_with_cache_equals_without(family: str) -> None:
+    stage = model(family, **({} if family == "llama" else {"sliding_window": 4}))
+    rows = generate(stage, PROMPTS, 40)
+    assert ids(rows) == greedy_reference(stage, PROMPTS, 40)
+    with torch.no_grad():
+        first = stage(PROMPTS)[:, -1].log_softmax(-1)
+    for row, logprobs in zip(rows, first, strict=True):
+        assert math.isclose(row[0].logprob, logprobs[row[0].token], abs_tol=1e-5)
+
+
+def test_a_row_depends_on_its_seed_not_on_its_company() -> None:
+    stage = model()
+    both = ids(generate(stage, PROMPTS, 12, temperature=1.0, seed=[4, 5]))
+    alone = ids(generate(stage, PROMPTS[1:], 12, temperature=1.0, seed=[5]))
+    assert both[1] == alone[0]
+    assert both == ids(generate(stage, PROMPTS, 12, temperature=1.0, seed=[4, 5]))
+    same = PROMPTS[:1].expand(2, -1)
+    first, second = ids(generate(stage, same, 12, temperature=2.0, seed=1))
+    assert first != second, "rows of one prompt must differ: rollouts compare them"
+
+
+def test_rows_end_at_their_end_token_or_stop_sequence() -> None:
+    stage = model()
+    free = ids(generate(stage, PROMPTS, 20))
+    ended = ids(generate(stage, PROMPTS, 20, eos_id=free[0][4]))
+    cut = free[0].index(free[0][4]) + 1
+    assert ended[0] == free[0][:cut]
+    stop = free[1][2:4]
+    stopped = ids(generate(stage, PROMPTS, 20, stop=[stop]))
+    assert stopped[1][-2:] == stop
+    assert len(stopped[1]) <= 4
+    steps = list(stream(stage, PROMPTS, 20, eos_id=free[0][4]))
+    assert steps[cut][0] is None or len(steps) == cut
+    owner = model(eos_ids=(free[0][4],))
+    assert ids(generate(owner, PROMPTS, 20))[0] == free[0][:cut]
+    assert ids(generate(owner, PROMPTS, 20, eos_id=()))[0] == free[0]
+
+
+def test_sampling_follows_the_filtered_distribution() -> None:
+    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = chances.log().expand(4000, -1)
+    generators = [torch.Generator().manual_seed(i) for i in range(4000)]
+    for top_k, top_p, expected in (
+        (None, 1.0, [0.5, 0.3, 0.15, 0.05]),
+        (2, 1.0, [0.625, 0.375, 0, 0]),
+        (None, 0.75, [0.625, 0.375, 0, 0]),
+        (None, 0.1, [1.0, 0, 0, 0]),
+        (9, 0.94, [10 / 19, 6 / 19, 3 / 19, 0]),
+    ):
+        counts = _sample(logits, 1.0, top_k, top_p, generators).bincount(minlength=4) / 4000
+        assert torch.allclose(counts, torch.tensor(expected), atol=0.035), (top_k, top_p)
+    cold = _sample(logits, 0.25, None, 1.0, generators).bincount(minlength=4) / 4000
+    assert torch.allclose(cold, (chances**4 / (chances**4).sum()), atol=0.035)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": 62},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"seed": [1, 2, 3]},
+        {"tokens": torch.tensor([[61]])},
+        {"tokens": torch.tensor([[-1]])},
+        {"tokens": torch.zeros(1, 0, dtype=torch.int64)},
+    ],
+)
+def test_bad_requests_are_explained(options: dict) -> None:
+    with pytest.raises(TalkootError, match="generation cannot use"):
+        generate(model(), **{"tokens": PROMPTS, "max_new_tokens": 4, **options})
+
+
+def test_a_partial_stage_cannot_generate() -> None:
+    with pytest.raises(TalkootError, match="stage"):
+        generate(Stage(model().config, 0, 3, seed=1), PROMPTS, 4)

@@ -1,4 +1,4 @@
-"""A run that never ran: a realistic log made with the real words of `core` and `train.records`, for pages to show."""
+"""A run that never ran: a realistic log, made of real receipts, for pages to show."""
 
 from __future__ import annotations
 

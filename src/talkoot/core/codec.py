@@ -1,8 +1,8 @@
 """Canonical bytes for everything that is signed, sent or stored, and the version both sides agree on.
 
 MessagePack through msgspec: equal values give equal bytes (sorted keys, which must be strings; declared field
-order), and decoding is strict: a stranger's bytes either match the declared type or are refused. Nothing is ever
-pickled.
+order), and decoding is strict: a stranger's bytes either match the declared type or are refused. Nothing is
+ever pickled.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ class Key:
 
     def __init__(self, secret: bytes | None = None) -> None:
         fresh = secret is None
-        self._private = Ed25519PrivateKey.generate() if fresh else Ed25519PrivateKey.from_private_bytes(secret)
+        self._private = (
+            Ed25519PrivateKey.generate() if fresh else Ed25519PrivateKey.from_private_bytes(secret)
+        )
         public = self._private.public_key().public_bytes(
             serialization.Encoding.Raw, serialization.PublicFormat.Raw
         )
@@ -35,7 +37,7 @@ class Key:
 
     @classmethod
     def derived(cls, *parts: str | int) -> Key:
-        """A key that is a function of its arguments: for simulations, whose logs repeat, never for real peers."""
+        """A key that is a function of its arguments: for simulations, whose logs repeat; not for peers."""
         return cls(hashlib.blake2b(repr(parts).encode(), digest_size=32, person=b"sim-key").digest())
 
     def sign(self, data: bytes) -> bytes:

@@ -66,7 +66,9 @@ class Log:
                 next="name the folder of a run that `talkoot train` or `talkoot demo` made",
             )
         # as_uri escapes what a folder's name may hold (?, #, %) and SQLite would read as part of the address
-        address = ":memory:" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+        address = (
+            ":memory:" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+        )
         try:
             self._database = sqlite3.connect(address, uri=path is not None, isolation_level=None, timeout=30)
         except sqlite3.OperationalError as problem:
@@ -103,7 +105,9 @@ class Log:
             self._database.executescript(
                 f"PRAGMA journal_mode=WAL; BEGIN; {_SCHEMA} PRAGMA user_version={LOG_VERSION}; COMMIT;"
             )
-        self._database.execute(f"SELECT {_COLUMNS} FROM receipts LIMIT 0")  # somebody else's, if it lacks these
+        self._database.execute(
+            f"SELECT {_COLUMNS} FROM receipts LIMIT 0"
+        )  # somebody else's, if it lacks these
         self._database.execute("PRAGMA synchronous=NORMAL")
 
     def append(self, signed: Signed, state: State) -> tuple[Entry, State]:
@@ -117,7 +121,9 @@ class Log:
             TalkootError: the disk is full, the file cannot be written, or ``state`` is not this log's state.
         """
         try:
-            known = self._database.execute("SELECT position FROM receipts WHERE id=?", (signed.id,)).fetchone()
+            known = self._database.execute(
+                "SELECT position FROM receipts WHERE id=?", (signed.id,)
+            ).fetchone()
             head = self._database.execute(
                 "SELECT position, chain FROM receipts ORDER BY position DESC LIMIT 1"
             ).fetchone()

@@ -1,8 +1,8 @@
 """The one noun: a signed statement that a peer performed a task.
 
 A task is a named operation on content-addressed inputs. A receipt says who performed it, when, at what cost,
-and what came out; facts particular to the operation travel in ``body``, whose type the operation's room declares.
-Tensors never enter a receipt, only their hashes.
+and what came out; facts particular to the operation travel in ``body``, whose type the operation's room
+declares. Tensors never enter a receipt, only their hashes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 MAX_RECEIPT_BYTES = 2**20
 
-# Checked whenever a receipt is decoded: a stranger's figures must neither poison sums nor overflow the log's columns.
+# Checked whenever a receipt is decoded: a stranger's figures must neither poison sums nor overflow the log.
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]  # finite
 

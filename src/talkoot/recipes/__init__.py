@@ -1,0 +1,1 @@
+"""Runs as functions: each returns a full, checked recipe."""

@@ -53,6 +53,15 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     ]
 
 
+def time_ticks(end: float, about: int = 6) -> list[float]:
+    """Round points in time between 0 and ``end`` seconds."""
+    strides = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+    stride = next((stride for stride in strides if stride >= end / about), None)
+    if end < about or stride is None:
+        return ticks(0.0, end, about)
+    return [float(stride * index) for index in range(int(end // stride) + 1)]
+
+
 def loss_figure(view: dict[str, Any]) -> Markup:
     """The loss against steps: raw, smoothed and held out."""
     curve, held = view["curve"], view["held_out"]
@@ -126,7 +135,7 @@ def timeline(view: dict[str, Any], *, last: bool = False) -> Markup:
         parts += [_glyph(mark, begin, span) for mark in own]
         stage = "" if lane["stage"] is None else f"stage {lane['stage']}"
         rows.append(_lane_row(lane["name"], stage, parts, lane["state"]))
-    levels = ticks(0.0, span, 6)
+    levels = time_ticks(span)
     labels = [_at("text", clock(x), x=f"{x / span * 100:.2f}%", y=14) for x in levels]
     axis = tag(
         "div", tag("span", cls="lane-name"), tag("svg", *labels, cls="axis", aria_hidden="true"), cls="lane"

@@ -25,7 +25,7 @@ def join(parts: Iterable[object]) -> Markup:
 
 
 def tag(name: str, *children: object, **attributes: Any) -> Markup:
-    """An element. ``cls`` is ``class``, ``_`` in attribute names is ``-``; None and False omit an attribute."""
+    """An element. ``cls`` is ``class``, ``_`` in names is ``-``; None and False omit an attribute."""
     written = []
     for key, value in attributes.items():
         if value is None or value is False:

@@ -110,7 +110,7 @@ class Peers:
             busy = min(max(peer.busy_s / stayed, 0.0), 1.0) if stayed > 0 else None
             facts = {"name": peer.name, "id": clean(short(peer.id)), "stage": peer.stage, "state": peer.state}
             sums = {"microbatches": peer.microbatches, "busy": tidy(busy), "sent_bytes": peer.sent_bytes}
-            rows.append({**facts, **sums, "speed": self.speeds.get(peer.name)})
+            rows.append({**facts, **sums, "speed": tidy(self.speeds.get(peer.name))})
         present = sum(peer.present for peer in self._peers.values())
         return {"rows": rows, "present": present, "joined": self.joined, "lost": self.lost}
 

@@ -1,4 +1,4 @@
-"""The page, as fragments of HTML by name: the report holds them all, the live page replaces those that changed."""
+"""The page as fragments of HTML by name: the report holds them all, the live page replaces what changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from talkoot.serve import draw
 from talkoot.serve.markup import Markup, data_block, escape, join, tag
-from talkoot.serve.words import UNKNOWN, count, decimals, duration, share, size
+from talkoot.serve.words import UNKNOWN, clock, count, decimals, duration, share, size
 
 STATIC = Path(__file__).parent / "static"
 STATUS = {
@@ -64,8 +64,10 @@ def progress(view: dict[str, Any]) -> Markup:
     words = f"Step {done['step']:,}" + (f" of {steps:,}" if steps else "")
     bar = tag("progress", value=f"{part:.4f}", max="1", aria_label="Steps done")
     right = share(part) if steps else ""
+    if done["undone"]:
+        right = f"{right} · {done['undone']} step{'s' * (done['undone'] != 1)} undone on the way"
     if done["eta"]:
-        right = f"{right}, about {duration(done['eta'])} to go"
+        right = f"{right} · about {duration(done['eta'])} to go"
     return join([tag("p", tag("b", words), tag("span", right)), bar])
 
 
@@ -76,17 +78,13 @@ def tiles(view: dict[str, Any]) -> Markup:
     who = peers["joined"] if over else peers["present"]
     lost = f"{peers['lost']} lost" if peers["lost"] else "none lost"
     pace = f"{duration(done['seconds_per_step'])} per step" if done["seconds_per_step"] else ""
-    undone = (
-        f"{done['undone']} step{'s' * (done['undone'] != 1)} undone" if done["undone"] else "nothing undone"
-    )
-    total = f"of {done['steps']:,}" if done["steps"] else ""
     items = [
         ("Loss", decimals(done["loss"]), "nats per token"),
         ("Held-out loss", decimals(done["held_out"]), "on text never trained on"),
-        ("Steps", f"{done['step']:,}", total),
-        ("Tokens", count(done["tokens"]), f"{count(done['tokens_per_s'])} per second"),
+        ("Tokens", count(done["tokens"]), f"in {done['step']:,} steps"),
+        ("Speed", count(done["tokens_per_s"]), "tokens per second"),
         ("Peers that took part" if over else "Peers present", count(who), lost),
-        ("Time", duration(done["elapsed"]), pace or undone),
+        ("Time", duration(done["elapsed"]), pace),
     ]
     return join(
         tag("div", tag("dt", name), tag("dd", value), tag("dd", note or UNKNOWN, cls="note"), cls="tile")
@@ -113,7 +111,7 @@ def peers(view: dict[str, Any]) -> Markup:
 
 def _peer(row: dict[str, Any], fast: bool) -> Markup:
     stage = (
-        UNKNOWN if row["stage"] is None else tag("span", row["stage"], cls=f"seat {draw.hue(row['stage'])}")
+        UNKNOWN if row["stage"] is None else tag("span", row["stage"], cls=f"holds {draw.hue(row['stage'])}")
     )
     meter = UNKNOWN
     if row["busy"] is not None:
@@ -128,7 +126,13 @@ def _peer(row: dict[str, Any], fast: bool) -> Markup:
         tag("td", size(row["sent_bytes"]), cls="n"),
     ]
     if fast:
-        cells.append(tag("td", UNKNOWN if row["speed"] is None else f"{row['speed']:g} ×", cls="n"))
+        cells.append(
+            tag(
+                "td",
+                UNKNOWN if row["speed"] is None else f"{row['speed']:g} \N{MULTIPLICATION SIGN}",
+                cls="n",
+            )
+        )
     return tag("tr", *cells, cls=row["state"])
 
 
@@ -139,7 +143,7 @@ def events(view: dict[str, Any]) -> Markup:
     return join(
         tag(
             "li",
-            tag("time", duration(event["seconds"])),
+            tag("time", clock(event["seconds"])),
             tag("span", event["text"]),
             cls=f"event {event['kind']}",
         )
@@ -154,7 +158,7 @@ def proof(view: dict[str, Any]) -> Markup:
         return tag("p", "There is no receipt to check yet.", cls="empty")
     kinds = sorted(receipts["by_operation"].items(), key=lambda item: -item[1])
     table = tag("dl", *(tag("div", tag("dt", name), tag("dd", f"{n:,}")) for name, n in kinds), cls="kinds")
-    text = f"{receipts['count']:,} receipts checked. Every signature holds and every receipt continues the hash chain."
+    text = f"{receipts['count']:,} receipts checked: every signature holds, and the hash chain is unbroken."
     parts = [tag("p", text, cls="checked"), _hash("Chain head", receipts["head"])]
     if view["session"]["state_hash"]:
         parts.append(_hash("State hash at the end", view["session"]["state_hash"]))

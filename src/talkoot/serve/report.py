@@ -1,4 +1,4 @@
-"""One self-contained HTML file about a run: it opens from a disk, without a network and without this program."""
+"""One self-contained HTML file about a run: it opens from a disk, without a network or this program."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def report_page(view: dict[str, Any]) -> str:
         + "".join(tag("style", Markup(text)) for text in styles)
     )
     foot = Markup(f"<script>{scripts[0]}</script>" + tag("script", Markup(scripts[1]), type="module"))
-    note = "This file is complete in itself: it needs no network and shows the run as its log stood when it was written."
+    note = "This file needs no network. It shows the log as it was when written."
     return page(view, head=head, foot=foot, live=False, note=note)
 
 

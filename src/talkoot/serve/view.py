@@ -1,8 +1,8 @@
 """One view of a run, folded from its log entry by entry; the report and the live page both show this.
 
-Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep what
-is newest. Times are seconds that the run was up: a resumed run continues where it stopped. Only the lead's clock
-moves time on; a peer's own account of its hours is clipped to it.
+Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep
+what is newest. Times are seconds that the run was up: a resumed run continues where it stopped. Only the
+lead's clock moves time on; a peer's own account of its hours is clipped to it.
 """
 
 from __future__ import annotations
@@ -192,6 +192,9 @@ class View:
         words = {"done": "The run is complete.", "interrupted": "The run was interrupted; it can be resumed."}
         self._tell(receipt, "end", words.get(reason, f"The run stopped: {reason}."))
 
+    def _warning(self, receipt: Receipt) -> None:
+        self._tell(receipt, "problem", clean(receipt.read(records.Warned).text))
+
     def _join(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Joined)
         for gone in self.peers.join(facts.peer, facts.name, self.now):
@@ -277,6 +280,7 @@ _HANDLERS = {
     "run.start": View._start,
     "run.resume": View._resume,
     "run.end": View._end,
+    "run.warning": View._warning,
     "peer.join": View._join,
     "peer.seat": View._seat,
     "peer.lost": View._lost,

@@ -29,6 +29,7 @@ from talkoot.train.records import (
     Facts,
     Gone,
     Joined,
+    PeerState,
     Recovered,
     Resume,
     RolledBack,
@@ -96,6 +97,7 @@ class Lead:
         self.generation = self.state["train"].generation + (1 if self.state.position else 0)
         self.members: dict[PeerId, Member] = {}
         self.state_hash = ""
+        self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
         self._launched: dict[str, str] = {}  # names started and not heard of yet -> the launch's ticket
         self._lost: list[str] = []  # names lost since the last recovery
         self._lost_at = 0.0
@@ -419,6 +421,7 @@ class Lead:
 
     async def finish(self) -> None:
         """Write down the end and send everybody home."""
+        self.busy_peers = tuple(self.state["peers"].present.values())
         reason = "done" if self.step >= self.recipe.train.steps else "interrupted"
         self.record("run.end", End(reason=reason, state_hash=self.state_hash))
         for peer in self.members:

@@ -141,11 +141,10 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
             raise TalkootError(
                 "this run is already going on",
                 where=str(folder),
-                why=f"process {file.read().strip() or 'unknown'} holds it",
+                why=f"process {holder(folder)} holds it",
                 next="watch it with `talkoot watch`, stop it, or name another folder with --out",
             ) from None
         file.seek(0)
@@ -153,6 +152,20 @@ def _locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def holder(folder: Path) -> str:
+    """Process id of whoever runs in ``folder`` now; empty when nobody does."""
+    path = folder / "lock"
+    if not path.exists():
+        return ""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            return file.read().strip() or "unknown"
+    return ""
 
 
 def _key(path: Path) -> Key:

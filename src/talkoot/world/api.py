@@ -1,8 +1,8 @@
 """What a peer sees of the outside: a clock, a network, a blob store, randomness and `spawn`.
 
-Peer code is an ordinary coroutine ``async def program(world, argument: bytes)``. It takes time, messages and chance
-from its :class:`World` only, which is why the same code runs in virtual time and for real. Waiting is asyncio's:
-tasks, cancellation and ``asyncio.timeout`` work in both worlds.
+Peer code is an ordinary coroutine ``async def program(world, argument: bytes)``. It takes time, messages and
+chance from its :class:`World` only, which is why the same code runs in virtual time and for real. Waiting is
+asyncio's: tasks, cancellation and ``asyncio.timeout`` work in both worlds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,13 @@ class Message:
     __slots__ = ("arrival", "body", "frames", "generation", "sender", "step", "topic")
 
     def __init__(
-        self, sender: PeerId, topic: str, generation: int, step: int, body: bytes, frames: Sequence[Frame] = ()
+        self,
+        sender: PeerId,
+        topic: str,
+        generation: int,
+        step: int,
+        body: bytes,
+        frames: Sequence[Frame] = (),
     ) -> None:
         self.sender, self.topic, self.generation, self.step = sender, topic, generation, step
         self.body, self.frames = body, frames
@@ -77,7 +83,9 @@ class Message:
         return len(self.body) + sum(map(frame_bytes, self.frames))
 
     def __repr__(self) -> str:
-        return f"Message({self.topic!r} from {self.sender[:8]}, generation {self.generation}, step {self.step})"
+        return (
+            f"Message({self.topic!r} from {self.sender[:8]}, generation {self.generation}, step {self.step})"
+        )
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -143,8 +151,8 @@ class World(Protocol):
     def meet(self, peer: PeerId, address: str) -> None:
         """Learn where a peer lives; messages from peers one has not met wait until then.
 
-        From here on its end or silence is reported once, by a :data:`LOST` notice. ValueError when the address
-        is malformed or not the peer's own.
+        From here on its end or silence is reported once, by a :data:`LOST` notice. ValueError when the
+        address is malformed or not the peer's own.
         """
         ...
 
@@ -160,8 +168,8 @@ class World(Protocol):
     ) -> None:
         """Queue a message; delivery is in order per pair of peers, and lost with a lost peer.
 
-        Goes nowhere, without an error, when ``to`` was not met or its link broke; meeting it again opens a new
-        link. The sender may change its buffers at once: writable ones are copied, read-only ones are not.
+        Goes nowhere, without an error, when ``to`` was not met or its link broke; meeting it again opens a
+        new link. The sender may change its buffers at once: writable ones are copied, read-only ones are not.
 
         Raises:
             ValueError: more or larger parts than a receiver accepts, frames beside a :data:`HELLO`, or the
@@ -204,8 +212,8 @@ class Host(World, Protocol):
     def launch(self, peer: Launch) -> str:
         """Start a peer; it introduces itself with a :data:`HELLO`.
 
-        Returns a ticket ``launch:N``. When the peer ends, this world also gets a :data:`LOST` notice with the ticket
-        as its sender: a peer that dies before its hello has no other name.
+        Returns a ticket ``launch:N``. When the peer ends, this world also gets a :data:`LOST` notice with the
+        ticket as its sender: a peer that dies before its hello has no other name.
         """
         ...
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,18 +16,24 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
-from talkoot.world.api import FAILED, LOST, Failure, Lost, Message, Program, World
+from talkoot.world.api import FAILED, HELLO, LOST, Failure, Frame, Lost, Message, Program, World, frame_bytes
 from talkoot.world.blobs import Blobs
 from talkoot.world.mailbox import Mailbox
 
 MAX_STRANGERS = 256  # messages from peers one has not met yet, kept until the introduction arrives
 MAX_STRANGERS_BYTES = 512 * 2**20
+MAX_FRAME_BYTES = 2**31 - 1  # what one AES-GMAC call takes
+MAX_FRAMES = 64
+MAX_TOPIC = 120
+MAX_BODY_BYTES = 15 * 2**20
 
 
 class PeerWorld:
     """The world-independent half of a :class:`~talkoot.world.api.World`."""
 
-    def __init__(self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None) -> None:
+    def __init__(
+        self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None
+    ) -> None:
         self.run, self.name, self.key, self.seed, self.blobs, self.lead = run, name, key, seed, blobs, lead
         self.address = ""
         self.mailbox = Mailbox()
@@ -50,7 +56,7 @@ class PeerWorld:
             self.resubmit(held)
 
     def hold(self, held: Any, nbytes: int) -> None:
-        """Keep what a peer not met yet sent: its introduction may be on the way. Too much is dropped and counted."""
+        """Keep what a peer not met yet sent: its introduction may come. Too much is dropped, and counted."""
         if len(self._strangers) < MAX_STRANGERS and self._strangers_bytes + nbytes <= MAX_STRANGERS_BYTES:
             self._strangers.append(held)
             self._strangers_bytes += nbytes
@@ -73,6 +79,25 @@ class PeerWorld:
         self.mailbox.put(Message(peer, LOST, 0, 0, body))
 
 
+def check_outgoing(topic: str, body: bytes, frames: Sequence[Frame]) -> None:
+    """Refuse to send what no receiver accepts, in a rehearsal as on the real wire.
+
+    Raises:
+        ValueError: naming the topic and the limit.
+    """
+    sizes = [frame_bytes(frame) for frame in frames]
+    if len(sizes) > MAX_FRAMES or any(size > MAX_FRAME_BYTES for size in sizes):
+        raise ValueError(f"{topic!r} is too large to send: {len(sizes)} frames of {sizes} bytes")
+    if len(topic) > MAX_TOPIC or len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{topic[:MAX_TOPIC]!r} is too large to send: its body has {len(body)} bytes")
+    if any(isinstance(frame, memoryview) and not frame.contiguous for frame in frames):
+        raise ValueError(f"{topic!r} cannot be sent: a frame is one contiguous stretch of memory")
+    if topic == LOST:
+        raise ValueError(f"{topic!r} is reserved: a world reports losses itself")
+    if topic == HELLO and frames:
+        raise ValueError("a hello carries no frames")
+
+
 def load_program(path: str) -> Program:
     """The coroutine function that ``package.module:function`` names."""
     module, _, function = path.partition(":")
@@ -82,28 +107,33 @@ def load_program(path: str) -> Program:
 async def run_program(world: World, program: Program, argument: bytes) -> None:
     """Run a peer to its end and tell the lead of the error that ended it.
 
-    An error that a user can act on ends the peer quietly. Any other one is a bug in peer code: it is reported with
-    ``Exit.BUG``, so that nobody takes it for a crash and starts the peer again, and then raised.
+    An error that a user can act on ends the peer quietly. Any other one is a bug in peer code: it is reported
+    with ``Exit.BUG``, so that nobody takes it for a crash and starts the peer again, and then raised.
     """
     try:
         await program(world, argument)
-    except TalkootError as problem:
+    except Exception as problem:  # a supervisor: whatever it is, it must not die unheard with the peer
+        cause = _single(problem)
         if world.lead is None:
+            raise cause from None
+        if not isinstance(cause, TalkootError):
+            await _report(world, world.lead, _bug(cause))
             raise
-        await _report(world, problem)
-    except Exception as problem:  # a supervisor: whatever it is, it must not die with the peer
-        if world.lead is not None:
-            await _report(world, _bug(problem))
-        raise
+        await _report(world, world.lead, cause)
 
 
-async def _report(world: World, problem: TalkootError) -> None:
-    if world.lead is not None:
-        where = f"peer {world.name}: {problem.where}"
-        await world.send(
-            world.lead, FAILED, Failure(problem.what, where, problem.why, problem.next, problem.code)
-        )
-        await asyncio.sleep(0)  # let the message leave before the peer does
+def _single(problem: Exception) -> Exception:
+    """What a task group wrapped around a single error, unwrapped."""
+    if not isinstance(problem, ExceptionGroup):
+        return problem
+    inner = cast("ExceptionGroup[Exception]", problem).exceptions
+    return _single(inner[0]) if len(inner) == 1 else cast(Exception, problem)
+
+
+async def _report(world: World, lead: PeerId, problem: TalkootError) -> None:
+    where = f"peer {world.name}: {problem.where}"
+    await world.send(lead, FAILED, Failure(problem.what, where, problem.why, problem.next, problem.code))
+    await asyncio.sleep(0)  # let the message leave before the peer does
 
 
 def _bug(problem: Exception) -> TalkootError:
@@ -129,4 +159,4 @@ def rebuild_failure(message: Message) -> TalkootError:
     return TalkootError(failure.what, where=failure.where, why=failure.why, next=failure.next, code=code)
 
 
-__all__ = ["PeerWorld", "load_program", "rebuild_failure", "run_program"]
+__all__ = ["PeerWorld", "check_outgoing", "load_program", "rebuild_failure", "run_program"]

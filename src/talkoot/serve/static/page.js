@@ -17,16 +17,20 @@ function faint(hex, share) {
   return `rgba(${part(1)}, ${part(3)}, ${part(5)}, ${share})`;
 }
 
+// The height left beside the legend.
+const room = (box) => box.clientHeight - parseInt(getComputedStyle(box).getPropertyValue("--key"), 10);
+
 function clock(seconds) {
   if (seconds == null) return "–";
   const whole = Math.round(seconds);
   const pad = (n) => String(n).padStart(2, "0");
   if (seconds < 10 && seconds !== whole) return `${seconds.toFixed(1)} s`;
   if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)}:${pad(whole % 60)} min`;
-  return `${Math.floor(whole / 3600)}:${pad(Math.floor((whole % 3600) / 60))} h`;
+  const minutes = `${Math.floor((whole % 3600) / 60)}:${pad(whole % 60)}`;
+  return whole < 3600 ? minutes : `${Math.floor(whole / 3600)}:${minutes.padStart(5, "0")}`;
 }
 
+const times = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 604800];
 const onAxis = (value) => (axis === "step" ? (value == null ? "–" : value.toLocaleString("en")) : clock(value));
 const figure = (digits) => (_, value) => (value == null ? "–" : value.toFixed(digits));
 const short = (value) => (value == null ? "–" : value === 0 ? "0" : Number(value.toPrecision(3)).toString());
@@ -55,13 +59,13 @@ function axes(extra) {
     ticks: { show: false },
   };
   const format = (_, values) => values.map((value) => (axis === "step" && value % 1 ? "" : onAxis(value)));
-  return [{ ...common, grid: { show: false }, values: format, space: 70, size: 30 }, ...extra.map((one) => ({ ...common, ...one }))];
+  return [{ ...common, grid: { show: false }, values: format, space: 70, size: 30, ...(axis === "step" ? {} : { incrs: times }) }, ...extra.map((one) => ({ ...common, ...one }))];
 }
 
 function options(box, series, scales, extra) {
   return {
     width: Math.max(box.clientWidth, 200),
-    height: box.clientHeight - 30,
+    height: room(box),
     padding: [10, 12, 0, 0],
     legend: { live: true },
     cursor: { points: { size: 7 }, drag: { x: true, y: false } },
@@ -123,8 +127,8 @@ function refresh() {
 function fit() {
   for (const [id, chart] of Object.entries(charts)) {
     const box = byId(id);
-    if (chart && box.clientWidth && box.clientWidth !== chart.width) {
-      chart.setSize({ width: box.clientWidth, height: box.clientHeight - 30 });
+    if (chart && box.clientWidth && (box.clientWidth !== chart.width || room(box) !== chart.height)) {
+      chart.setSize({ width: box.clientWidth, height: room(box) });
     }
   }
 }

@@ -1,8 +1,10 @@
 """A peer's ZeroMQ sockets: one inbox, one outgoing link per acquaintance, and a watch on each link.
 
 The inbox is a PULL socket; links are PUSH sockets. ZeroMQ brings framing, reconnects, back-pressure and
-heartbeats: a killed peer closes its connection, a frozen one misses heartbeats, and the link's monitor says so.
-Off loopback every connection is encrypted and authenticated with CURVE; the inbox's CURVE key is part of the peer's signed address.
+heartbeats: a killed peer closes its connection, a frozen one misses heartbeats, and the link's monitor says
+so. A broken link stays broken: nothing that was queued for it reaches the peer later. Off loopback every
+connection is encrypted and authenticated with CURVE; the inbox's CURVE key is part of the peer's signed
+address.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import zmq
 import zmq.asyncio
@@ -18,12 +20,22 @@ import zmq.utils.monitor
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
-from talkoot.world.api import Frame
+from talkoot.world.api import Frame, frame_bytes
+from talkoot.world.base import MAX_FRAME_BYTES
 from talkoot.world.real.ports import port_taken
-from talkoot.world.real.wire import MAX_FRAME_BYTES, Address
+from talkoot.world.real.wire import Address
 
 HEARTBEAT_MS = 500
 HEARTBEAT_TIMEOUT_MS = 2000
+ANSWER_MS = 5000  # for a connection and for its handshake
+BROKEN = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED  # the attempt to connect failed
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+DRAIN_SECONDS = 0.2
 ZERO_COPY_BYTES = 64 * 1024
 
 
@@ -58,22 +70,25 @@ class Endpoint:
     ) -> None:
         self._arrived, self._lost = arrived, lost
         self._context = zmq.asyncio.Context()
+        self._links_context = zmq.asyncio.Context()  # its end waits for what is still leaving
         self._links: dict[PeerId, zmq.asyncio.Socket] = {}
         self._watches: dict[PeerId, asyncio.Task[None]] = {}
         self._curve = zmq.curve_keypair() if encrypt or not is_loopback(host) else None
-        self._inbox = self._socket(zmq.PULL)
+        self._inbox = self._socket(self._context, zmq.PULL)
         if self._curve:
             self._inbox.curve_publickey, self._inbox.curve_secretkey = self._curve
             self._inbox.curve_server = True
         self.bound = self._bind(host, port)
         self._pump = asyncio.get_running_loop().create_task(self._receive(), name="inbox")
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
+    def _socket(self, context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
+        socket = context.socket(kind)
         socket.linger = 0
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
-        socket.sndhwm = socket.rcvhwm = 0  # programs bound their own queues; dropping here would break ordering
+        socket.connect_timeout = socket.handshake_ivl = ANSWER_MS
+        socket.reconnect_ivl = -1
+        socket.sndhwm = socket.rcvhwm = 0  # programs bound their own queues; dropping breaks the order
         return socket
 
     def _bind(self, host: str, port: int) -> str:
@@ -81,6 +96,7 @@ class Endpoint:
             self._inbox.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as problem:
             self._context.destroy(linger=0)
+            self._links_context.destroy(linger=0)
             if problem.errno == zmq.EADDRINUSE:
                 raise port_taken(host, port) from problem
             raise TalkootError(
@@ -90,7 +106,7 @@ class Endpoint:
                 next="name an address of this machine, 127.0.0.1 for instance",
                 code=Exit.UNREACHABLE,
             ) from problem
-        return self._inbox.last_endpoint.decode().rstrip("\0")
+        return cast(bytes, self._inbox.last_endpoint).decode().rstrip("\0")
 
     @property
     def curve(self) -> str:
@@ -98,22 +114,52 @@ class Endpoint:
         return self._curve[0].decode() if self._curve else ""
 
     def connect(self, peer: PeerId, address: Address) -> None:
-        """Open the link to ``peer``; connecting again to the same peer does nothing."""
+        """Open the link to ``peer``; connecting again to the same peer does nothing.
+
+        Raises:
+            ValueError: nobody can be at such an address, or it would be reached in the clear off loopback.
+        """
         if peer in self._links:
             return
-        socket = self._socket(zmq.PUSH)
-        if address.curve:
-            socket.curve_serverkey = address.curve.encode()
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        socket.connect(address.endpoint)
+        host = address.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if not address.curve and not is_loopback(host):
+            raise ValueError(f"{address.endpoint} is not on this machine and offers no encryption")
+        socket = self._socket(self._links_context, zmq.PUSH)
+        monitor = socket.get_monitor_socket(BROKEN)
+        try:
+            if address.curve:
+                socket.curve_serverkey = address.curve.encode()
+                socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.connect(address.endpoint)
+        except zmq.ZMQError as problem:
+            socket.close(linger=0)
+            monitor.close(linger=0)
+            raise ValueError(f"{address.endpoint} cannot be reached: {problem}") from problem
         self._links[peer] = socket
         self._watches[peer] = asyncio.get_running_loop().create_task(self._watch(peer, monitor), name="watch")
 
     async def _watch(self, peer: PeerId, monitor: Any) -> None:
-        await zmq.utils.monitor.recv_monitor_message(monitor)
+        event = cast(dict[str, Any], await cast(Any, zmq.utils.monitor).recv_monitor_message(monitor))
         self.disconnect(peer)
-        self._lost(peer, "its connection closed or its heartbeat stopped")
+        monitor.close(linger=0)
+        await self.drained()
+        refused = event["event"] == zmq.EVENT_CLOSED
+        self._lost(
+            peer, "nobody listens at its address" if refused else "its connection closed or fell silent"
+        )
+
+    def linked(self, peer: PeerId) -> bool:
+        """Whether there is a link to ``peer`` that has not broken."""
+        return peer in self._links
+
+    async def drained(self) -> None:
+        """Return when what has arrived was handed on: a peer's last words come before the news of its end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_SECONDS
+        await asyncio.sleep(0.01)  # what ZeroMQ's thread is reading right now
+        while loop.time() < deadline and cast(int, self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     def disconnect(self, peer: PeerId) -> None:
         """Close the link to ``peer`` and forget what was queued for it."""
@@ -124,13 +170,15 @@ class Endpoint:
         self._watches.pop(peer, None)
 
     async def send(self, peer: PeerId, parts: Sequence[Frame]) -> bool:
-        """Queue a message; False when there is no link to the peer (it is unknown or gone)."""
+        """Queue a message, never waiting; False when there is no link to the peer (it is unknown or gone)."""
         socket = self._links.get(peer)
         if socket is None:
             return False
         try:
-            await socket.send_multipart(parts, copy=False, copy_threshold=ZERO_COPY_BYTES)
-        except zmq.ZMQError:  # the link was closed while the message waited
+            await cast(Any, socket).send_multipart(
+                list(map(_snapshot, parts)), zmq.NOBLOCK, copy=False, copy_threshold=ZERO_COPY_BYTES
+            )
+        except zmq.ZMQError:  # it broke, and its watch has not been told yet
             return False
         return True
 
@@ -139,20 +187,23 @@ class Endpoint:
             frames = await self._inbox.recv_multipart(copy=False)
             self._arrived([frame.buffer for frame in frames])
 
-    async def flush(self, seconds: float = 0.5) -> None:
-        """Close the links after giving queued messages up to ``seconds`` to leave."""
-        for watch in self._watches.values():
-            watch.cancel()
+    async def close(self, seconds: float = 3.0) -> None:
+        """Give queued messages up to ``seconds`` to leave, then end every link, then stop listening."""
+        tasks = [*self._watches.values(), self._pump]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for socket in self._links.values():
             socket.disable_monitor()
-            socket.close(linger=int(seconds * 1000))
         self._links.clear()
+        self._links_context.destroy(linger=int(seconds * 1000))
+        self._context.destroy(linger=0)
 
-    def close(self) -> None:
-        """Stop listening and end every link."""
-        self._pump.cancel()
-        for watch in self._watches.values():
-            watch.cancel()
-        for peer in list(self._links):
-            self.disconnect(peer)
-        self._context.destroy()  # monitors and lingering links included
+
+def _snapshot(part: Frame) -> Frame:
+    """``part``, or a copy of it where ZeroMQ would share memory that its owner may still change."""
+    if isinstance(part, bytes) or frame_bytes(part) < ZERO_COPY_BYTES:
+        return part
+    if isinstance(part, memoryview):
+        return part if part.readonly else part.tobytes()
+    return bytes(cast(bytearray, part))

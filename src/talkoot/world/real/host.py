@@ -12,20 +12,24 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
 import msgspec
 
 from talkoot.core.codec import decode, encode
 from talkoot.core.ids import PeerId
 from talkoot.core.keys import Key
-from talkoot.world.api import LOST, Launch, Lost, Message
+from talkoot.world.api import Launch, World
 from talkoot.world.base import load_program, run_program
 from talkoot.world.real.peer import RealWorld, Settings
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 GOODBYE_SECONDS = 5.0
+REAP_SECONDS = 1.0
 
 
 def _context(preload: tuple[str, ...]) -> ForkServerContext:
@@ -38,18 +42,27 @@ def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -
     """Body of a peer process."""
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lead's to handle; it dismisses its peers
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    coroutine = load_program(program)  # may import torch, which reads the variable above
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for a torch that is imported from here on
+
+    async def load_and_run(world: World, argument: bytes) -> None:
+        coroutine = load_program(program)
+        if torch := cast(Any, sys.modules.get("torch")):  # perhaps imported before the fork
+            torch.set_num_threads(threads)
+        await coroutine(world, argument)
 
     async def main() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
         world = RealWorld(decode(settings, Settings))
-        _die_with_parent(asyncio.get_running_loop())
+        _die_with_parent(loop)
+        if task is not None:
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the lead dismisses us
         try:
-            await run_program(world, coroutine, argument)
+            await run_program(world, load_and_run, argument)
         finally:
             await world.close()
 
-    asyncio.run(main())
+    with suppress(asyncio.CancelledError):
+        asyncio.run(main())
 
 
 def _die_with_parent(loop: asyncio.AbstractEventLoop) -> None:
@@ -75,6 +88,11 @@ class RealHost(RealWorld):
         self._launches = 0
 
     def launch(self, peer: Launch) -> str:
+        old = self._processes.get(peer.name)
+        if old is not None:
+            old.join(REAP_SECONDS)  # a process that was killed just now may need a moment
+            if old.is_alive():
+                raise ValueError(f"a peer named {peer.name} is already running")
         settings = msgspec.structs.replace(
             self._settings,
             name=peer.name,
@@ -103,7 +121,11 @@ class RealHost(RealWorld):
         if self._processes.get(name) is process:
             del self._processes[name]
         reason = f"process {process.pid} ended with code {process.exitcode}"
-        self.mailbox.put(Message(PeerId(ticket), LOST, 0, 0, encode(Lost(reason))))
+        self.spawn(self._report_exit(PeerId(ticket), reason), "exit")
+
+    async def _report_exit(self, ticket: PeerId, reason: str) -> None:
+        await self._endpoint.drained()
+        self.notice_loss(ticket, reason)
 
     def pid(self, name: str) -> int:
         """Process id of a running peer; KeyError when there is none."""
@@ -121,6 +143,7 @@ class RealHost(RealWorld):
         self._processes.clear()
         for process in processes:
             loop.remove_reader(process.sentinel)
+            process.terminate()  # its program is cancelled; a frozen peer does not hear that
         deadline = loop.time() + GOODBYE_SECONDS
         waiting = {process.sentinel: process for process in processes}
         while waiting and loop.time() < deadline:

@@ -8,15 +8,15 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from talkoot.core.codec import encode
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
-from talkoot.world.api import HELLO, Frame, Message
-from talkoot.world.base import PeerWorld
+from talkoot.world.api import HELLO, Blank, Frame, Message
+from talkoot.world.base import PeerWorld, check_outgoing
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault, FaultPlan
 from talkoot.world.real.endpoint import Endpoint
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class RealWorld(PeerWorld):
     """A :class:`~talkoot.world.api.World` on this machine; create it inside a running event loop."""
 
-    kind = "real"
+    kind: Literal["simulated", "real"] = "real"
 
     def __init__(self, settings: Settings, key: Key | None = None) -> None:
         folder = Path(settings.folder) / "blobs" if settings.folder else None
@@ -94,7 +94,7 @@ class RealWorld(PeerWorld):
         await asyncio.sleep(seconds)
 
     def meet(self, peer: PeerId, address: str) -> None:
-        if peer != self.me and peer not in self._met:
+        if peer != self.me and not self._endpoint.linked(peer):
             verified = read_address(peer, address)
             self._wire.meet(peer, verified)
             self._endpoint.connect(peer, verified)
@@ -112,7 +112,11 @@ class RealWorld(PeerWorld):
     ) -> None:
         encoded = b"" if body is None else encode(body)
         if to == self.me:
-            self.mailbox.put(Message(self.me, topic, generation, step, encoded, [bytes(frame) for frame in frames]))
+            check_outgoing(topic, encoded, frames)
+            copies = [bytes(frame) for frame in frames if not isinstance(frame, Blank)]
+            if len(copies) != len(frames):
+                raise ValueError("blank frames exist in simulations only")
+            self.mailbox.put(Message(self.me, topic, generation, step, encoded, copies))
             return
         parts = self._wire.pack(to, topic, encoded, frames, generation, step)
         await self._endpoint.send(to, parts)
@@ -148,13 +152,13 @@ class RealWorld(PeerWorld):
             os.kill(os.getpid(), signal.SIGKILL)
         else:
             if fault.seconds:  # somebody else must wake us: a frozen process cannot
-                os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep {fault.seconds}; kill -CONT {os.getpid()}")
+                wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
+                os.posix_spawnp("sh", ["sh", "-c", wake], os.environ)
             os.kill(os.getpid(), signal.SIGSTOP)
 
     async def close(self) -> None:
-        """Let queued messages leave, then end every task and socket."""
-        await self._endpoint.flush()
+        """End every task, let queued messages leave, then end every socket."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._endpoint.close()
+        await self._endpoint.close()

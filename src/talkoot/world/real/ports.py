@@ -12,7 +12,7 @@ LISTEN = "0A"
 
 def holder_of(port: int) -> str:
     """A description of the process that listens on TCP ``port``, as far as this user may see."""
-    inodes = set()
+    inodes: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
@@ -24,13 +24,19 @@ def holder_of(port: int) -> str:
                 inodes.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            links = {os.readlink(entry) for entry in (process / "fd").iterdir()}
-            if links & inodes:
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                return f"process {process.name} ({command[:80]})"
+            if any(_link(entry) in inodes for entry in (process / "fd").iterdir()):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                return f"process {process.name} ({command.decode(errors='replace').strip()[:80]})"
         except OSError:
             continue  # another user's process, or one that just ended
     return "a process that this user may not see"
+
+
+def _link(entry: Path) -> str:
+    try:
+        return os.readlink(entry)
+    except OSError:  # closed meanwhile, like the one that lists this very folder
+        return ""
 
 
 def port_taken(host: str, port: int) -> TalkootError:

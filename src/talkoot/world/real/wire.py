@@ -1,16 +1,19 @@
 """The wire format: an authenticated MessagePack header, then raw frames that it vouches for.
 
-A message is ``[header, proof, frame, frame, ...]``. The header names run, generation, step, sender, receiver and a
-sequence number that only grows, so a message can be neither forged, redirected, replayed nor cut. Two peers that
-have met share a key for each direction (X25519, each half signed by its owner's identity), and the proof is an
-AES-GMAC tag: 0.4 ms for 10 MiB, where a hash and a signature cost 13 ms. A hello comes from somebody not met yet
-and is therefore signed with Ed25519 itself. Everything is bounded and checked before any of it reaches a program.
+A message is ``[header, proof, frame, frame, ...]``. The header names run, generation, step, sender, receiver
+and a sequence number that only grows, so a message can be neither forged, redirected, replayed nor cut. Two
+peers that have met share a key for each direction (X25519, each half signed by its owner's identity), and the
+proof is an AES-GMAC tag: 0.4 ms for 10 MiB, where a hash and a signature cost 13 ms. A hello comes from
+somebody not met yet and is therefore signed with Ed25519 itself. Everything is bounded and checked before any
+of it reaches a program.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -23,13 +26,13 @@ from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode, encode
 from talkoot.core.ids import PeerId
 from talkoot.core.keys import Key, verify
 from talkoot.world.api import HELLO, LOST, Blank, Frame, Message, frame_bytes
+from talkoot.world.base import MAX_FRAMES, MAX_TOPIC, check_outgoing
 
 MAX_HEADER_BYTES = 16 * 2**20
-MAX_FRAME_BYTES = 2**31 - 1  # what one AES-GMAC call takes
-MAX_FRAMES = 64
-MAX_TOPIC = 120
+MAX_ADDRESS = 1000
 TAG_BYTES = 16
 HEADER_NONCE = 2**32 - 1  # frames count their nonces from 0
+ADDRESS = re.compile(r"tcp://[^\s/#]+:[0-9]{1,5}#([!-~]{40})?#[0-9a-f]{64}")  # CURVE keys may hold a '#'
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -41,7 +44,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     step: int
     sender: str
     to: str
-    sequence: int
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     topic: str
     body: bytes
     sizes: tuple[int, ...]
@@ -68,11 +71,13 @@ def read_address(peer: PeerId, text: str) -> Address:
     Raises:
         ValueError: malformed, or not signed by ``peer``.
     """
-    body, _, signature = text.rpartition("#")
-    fields = body.split("#")
-    if len(fields) != 3 or len(text) > 1000 or not verify(peer, bytes.fromhex(signature), body.encode()):
+    body, _, signature = text[:MAX_ADDRESS].rpartition("#")
+    well_formed = len(text) <= MAX_ADDRESS and ADDRESS.fullmatch(body)
+    if not well_formed or not verify(peer, bytes.fromhex(signature), body.encode()):
         raise ValueError(f"this is not an address signed by {peer[:8]}")
-    return Address(*fields)
+    endpoint, rest = body.split("#", 1)
+    curve, exchange = rest.rsplit("#", 1)
+    return Address(endpoint, curve, exchange)
 
 
 class Wire:
@@ -88,8 +93,8 @@ class Wire:
         self._exchange = X25519PrivateKey.generate()
         self._seal: dict[str, AESGCM] = {}
         self._open: dict[str, AESGCM] = {}
-        self._last: dict[str, int] = {}
-        self._sequence = 0
+        self._last: dict[tuple[str, bool], int] = {}  # hellos count apart: they overtake what waits for them
+        self._sequence = time.time_ns()  # grows even over a restart under the same identity
         self.refused: dict[str, int] = {}  # reason -> messages dropped
 
     def address(self, endpoint: str, curve: str) -> str:
@@ -112,13 +117,12 @@ class Wire:
         """A message's parts.
 
         Raises:
-            ValueError: blank frames, or more or larger parts than the receiver would accept.
+            ValueError: blank frames, or what :func:`~talkoot.world.base.check_outgoing` refuses.
         """
+        check_outgoing(topic, body, frames)
         sizes = tuple(map(frame_bytes, frames))
         if any(isinstance(frame, Blank) for frame in frames):
             raise ValueError("blank frames exist in simulations only")
-        if len(frames) > MAX_FRAMES or any(size > MAX_FRAME_BYTES for size in sizes) or len(topic) > MAX_TOPIC:
-            raise ValueError(f"{topic!r} is too large to send: {len(frames)} frames of {sizes} bytes")
         self._sequence += 1
         sequence, seal = self._sequence, self._seal.get(to)
         tags = b""
@@ -159,19 +163,23 @@ class Wire:
         if not 2 <= len(parts) <= 2 + MAX_FRAMES:
             raise ValueError("wrong number of parts")
         raw, proof, frames = bytes(parts[0]), bytes(parts[1]), parts[2:]
-        header = decode(raw, Header, MAX_HEADER_BYTES)
+        try:
+            header = decode(raw, Header, MAX_HEADER_BYTES)
+        except ValueError:
+            raise ValueError("malformed header") from None
         if not OLDEST_PROTOCOL <= header.protocol <= PROTOCOL:
             raise ValueError("unknown protocol version")
         if header.to != self._key.peer or header.run != self._run:
             raise ValueError("not for this peer or run")
         if len(header.topic) > MAX_TOPIC or header.topic == LOST:
             raise ValueError("reserved topic")  # losses are what this world itself observes, never hearsay
-        if header.topic != HELLO and header.sizes != tuple(map(frame_bytes, frames)):
+        if header.sizes != tuple(map(frame_bytes, frames)):
             raise ValueError("frames cut short")
         self._prove(header, raw, proof, frames)
-        if header.sequence <= self._last.get(header.sender, 0):
+        kind = (header.sender, header.topic == HELLO)
+        if header.sequence <= self._last.get(kind, 0):
             raise ValueError("replayed")
-        self._last[header.sender] = header.sequence
+        self._last[kind] = header.sequence
         sender = PeerId(header.sender)
         return Message(sender, header.topic, header.generation, header.step, header.body, frames)
 

@@ -1,20 +1,20 @@
 """The simulated world: peers are coroutines, links are arithmetic, and a run is a function of its seed.
 
-Tensors and training are real; only time, the network and the processors' speeds are modelled. A message takes its
-size over the link's bandwidth (a directed link carries one message at a time), then the link's delay; order per
-pair is kept. A computation takes its flops over the peer's speed, one at a time per peer. A killed peer is noticed
-by those who talk to it after :data:`KILL_NOTICE` seconds plus the link, a frozen or cut-off one after
-:data:`FREEZE_NOTICE` (both as measured on the ZeroMQ engine).
+Tensors and training are real; only time, the network and the processors' speeds are modelled. A message takes
+its size over the link's bandwidth (a directed link carries one at a time), then the link's delay; order per
+pair is kept. A computation takes its flops over the peer's speed, one at a time per peer. A link opens when a
+peer meets another and breaks once: a killed peer is noticed by those who met it after :data:`KILL_NOTICE`
+seconds plus the link, a frozen or cut-off one after :data:`FREEZE_NOTICE` (both as measured on the ZeroMQ
+engine). What is sent over a broken link is lost; meeting again opens a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,33 +22,16 @@ from talkoot.core.codec import encode
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
 from talkoot.world.api import HELLO, Frame, Launch, Message
-from talkoot.world.base import PeerWorld, load_program, run_program
+from talkoot.world.base import PeerWorld, check_outgoing, load_program, run_program
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import FaultPlan
 from talkoot.world.links import Network
-from talkoot.world.sim.loop import VirtualLoop
+from talkoot.world.sim.fabric import FREEZE_NOTICE, KILL_NOTICE, Body, Fabric
+from talkoot.world.sim.loop import Deadlock, VirtualLoop
 
 T = TypeVar("T")
 
-KILL_NOTICE = 0.012
-FREEZE_NOTICE = 2.5
-ENVELOPE_BYTES = 320  # header and signature of the real wire format
 PEER_FLOPS = 20e9  # what a peer of speed 1 does per second: one core, as measured by `talkoot doctor`
-
-
-@dataclass
-class _Peer:
-    """One simulated peer and what the simulation knows about it."""
-
-    world: SimulatedWorld
-    speed: float = 1.0
-    faults: FaultPlan = field(default_factory=lambda: FaultPlan(()))
-    alive: bool = True
-    thawed: asyncio.Event | None = None  # set unless frozen; None = never frozen so far
-    busy_until: float = 0.0
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    launcher: SimulatedWorld | None = None
-    ticket: str = ""
 
 
 class Simulation:
@@ -73,25 +56,35 @@ class Simulation:
         self.run_id = RunId(f"sim-{seed}")
         self.blobs = Blobs(folder / "blobs" if folder else None)
         self.loop = VirtualLoop(self._explain)
-        self.events = 0  # messages delivered, sleeps and computations ended
-        self.chance = random.Random(seed)
-        self._peers: dict[PeerId, _Peer] = {}
-        self._by_name: dict[str, _Peer] = {}
+        self.waits = 0  # sleeps and computations ended
+        self.fabric = Fabric(self.loop, self.network, seed)
+        self._peers = self.fabric.peers
+        self._by_name: dict[str, Body] = {}
         self._incarnations: dict[str, int] = {}
         self._launches = 0
-        self._link_free: dict[tuple[str, str], float] = {}
-        self._last_arrival: dict[tuple[str, str], float] = {}
-        self._talked: set[tuple[PeerId, PeerId]] = set()
-        self._cut: set[frozenset[str]] = set()
         self._problem: BaseException | None = None
 
+    @property
+    def events(self) -> int:
+        """Messages delivered, sleeps and computations ended."""
+        return self.waits + self.fabric.delivered
+
     def run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str = "lead") -> T:
-        """Run ``program`` as the lead until it returns; everything it launched ends with it."""
-        return self.loop.run_until_complete(self._run(program, name))
+        """Run ``program`` as the lead until it returns; everything it launched ends with it. Works once."""
+        try:
+            return self.loop.run_until_complete(self._run(program, name))
+        finally:
+            unfinished = asyncio.all_tasks(self.loop)  # after a deadlock or an interruption
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                with suppress(Deadlock):
+                    self.loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+            self.loop.close()
 
     async def _run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str) -> T:
         lead = self._add(Launch(name=name, program=""), lead=None)
-        task = lead.world.spawn(program(lead.world), name)
+        task = lead.spawn(program(lead), name)
         try:
             return await task
         except asyncio.CancelledError:
@@ -104,144 +97,102 @@ class Simulation:
             leftovers = [task for peer in self._peers.values() for task in peer.tasks]
             await asyncio.gather(*leftovers, return_exceptions=True)
 
-    def _add(self, launch: Launch, lead: PeerId | None) -> _Peer:
+    def _add(self, launch: Launch, lead: PeerId | None) -> SimulatedWorld:
         incarnation = self._incarnations[launch.name] = self._incarnations.get(launch.name, 0) + 1
         world = SimulatedWorld(self, launch.name, Key.derived(self.seed, launch.name, incarnation), lead)
-        peer = _Peer(world, launch.speed, FaultPlan(launch.faults))
-        self._peers[world.me] = self._by_name[launch.name] = peer
-        return peer
+        body = Body(world, launch.speed, FaultPlan(launch.faults))
+        self._peers[world.me] = self._by_name[launch.name] = body
+        return world
 
     def launch(self, launch: Launch, lead: SimulatedWorld) -> str:
         """Start a peer; see :meth:`talkoot.world.api.Host.launch`."""
         old = self._by_name.get(launch.name)
         if old is not None and old.alive:
             raise ValueError(f"a peer named {launch.name} is already running")
-        peer = self._add(launch, lead.me)
-        peer.world.meet(lead.me, lead.address)
-        self._talked.add((lead.me, peer.world.me))  # the launcher watches what it launched
         program = load_program(launch.program)
-        task = peer.world.spawn(run_program(peer.world, program, launch.argument), launch.name)
+        world = self._add(launch, lead.me)
+        world.meet(lead.me, lead.address)
+        peer = self._peers[world.me]
+        task = world.spawn(run_program(world, program, launch.argument), launch.name)
         task.add_done_callback(lambda task: self._ended(peer, task))
         self._launches += 1
         peer.launcher, peer.ticket = lead, f"launch:{self._launches}"
         return peer.ticket
 
-    def _ended(self, peer: _Peer, task: asyncio.Task[Any]) -> None:
+    def _ended(self, peer: Body, task: asyncio.Task[Any]) -> None:
         if not peer.alive:
             return
         problem = None if task.cancelled() else task.exception()
         self._end(peer)
         if problem is None:
-            self._tell_losses(peer, KILL_NOTICE, "it left")
-            self._tell_launcher(peer, "it left")
+            self.fabric.gone(peer, "it left")
             return
         self._problem = problem  # a bug in peer code must surface, not look like a crash
         for other in list(self._peers.values()):
             self._end(other)
 
-    def kill(self, peer: _Peer) -> None:
-        """SIGKILL: the peer is gone at once; those who talk to it notice."""
+    def kill(self, peer: Body) -> None:
+        """SIGKILL: the peer is gone at once, with what had not left it yet; those who met it notice."""
         if peer.alive:
+            peer.killed_at = self.loop.time()
             self._end(peer)
-            self._tell_losses(peer, KILL_NOTICE, "its connection closed")
-            self._tell_launcher(peer, "it was killed")
+            self.fabric.gone(peer, "its connection closed")
 
-    def _tell_launcher(self, peer: _Peer, reason: str) -> None:
-        if peer.launcher is not None:
-            notice = peer.launcher.notice_loss
-            self.loop.call_later(KILL_NOTICE, notice, PeerId(peer.ticket), reason)
-
-    def _end(self, peer: _Peer) -> None:
+    def _end(self, peer: Body) -> None:
         peer.alive = False
         for task in list(peer.tasks):
             task.cancel()
 
-    def freeze(self, peer: _Peer) -> None:
+    def freeze(self, peer: Body) -> None:
         """SIGSTOP: the peer stands still at its next use of the world; others notice by its silence."""
-        if peer.thawed is None:
-            peer.thawed = asyncio.Event()
-        peer.thawed.clear()
-        self._tell_losses(peer, FREEZE_NOTICE, "its heartbeat stopped", only_if=lambda: not peer.thawed.is_set())
+        if not peer.alive or peer.frozen:
+            return
+        thawed = peer.thawed = asyncio.Event()
+        self.fabric.silent(peer, thawed)
 
-    def thaw(self, peer: _Peer) -> None:
+    def thaw(self, peer: Body) -> None:
         """SIGCONT."""
         if peer.thawed is not None:
             peer.thawed.set()
 
     def partition(self, *groups: Sequence[str]) -> None:
         """Cut every link between peers (names) of different groups; both sides notice after a while."""
-        for index, group in enumerate(groups):
-            for other in groups[index + 1 :]:
-                self._cut |= {frozenset((a, b)) for a in group for b in other}
-        for source, target in sorted(self._talked):
-            pair = frozenset((self._peers[source].world.name, self._peers[target].world.name))
-            if pair in self._cut:
-                self._notice(source, target, FREEZE_NOTICE, "no answer across the network")
-                self._notice(target, source, FREEZE_NOTICE, "no answer across the network")
+        self.fabric.partition(*groups)
 
     def heal(self) -> None:
-        """End all partitions; what was sent meanwhile stays lost."""
-        self._cut.clear()
+        """End all partitions. What was sent over links that did not break arrives late, as in TCP."""
+        self.fabric.heal()
 
-    def _tell_losses(
-        self, peer: _Peer, after: float, reason: str, only_if: Callable[[], bool] = lambda: True
-    ) -> None:
-        me = peer.world.me
-        others = {a if b == me else b for a, b in self._talked if me in (a, b)}
-        for other in sorted(others):
-            self._notice(other, me, after, reason, only_if)
-
-    def _notice(
-        self, who: PeerId, about: PeerId, after: float, reason: str, only_if: Callable[[], bool] = lambda: True
-    ) -> None:
-        observer, subject = self._peers[who], self._peers[about]
-        link = self.network.link(subject.world.name, observer.world.name)
-
-        def tell() -> None:
-            if observer.alive and only_if():
-                observer.world.notice_loss(about, reason)
-
-        self.loop.call_later(after + link.latency_s, tell)
-
-    def transmit(self, source: _Peer, to: PeerId, message: Message) -> None:
-        """Put a message on the link; it arrives later, or never."""
-        target = self._peers.get(to)
-        if target is None or not target.alive:
-            return
-        names = (source.world.name, target.world.name)
-        if self._cut and frozenset(names) in self._cut:
-            return
-        self._talked.add((source.world.me, to))
-        link = self.network.link(*names)
-        now = self.loop.time()
-        sent = max(now, self._link_free.get(names, 0.0)) + (message.nbytes + ENVELOPE_BYTES) / link.bytes_per_s
-        self._link_free[names] = sent
-        arrival = max(sent + link.delay(self.chance), self._last_arrival.get(names, 0.0))
-        self._last_arrival[names] = arrival
-        self.loop.call_at(arrival, self._arrive, target, message)
-
-    def _arrive(self, target: _Peer, message: Message) -> None:
-        if target.alive:
-            self.events += 1
-            target.world.resubmit(message)
-
-    def of(self, name: str) -> _Peer:
+    def of(self, name: str) -> Body:
         """The latest peer of that name; KeyError when there is none."""
         return self._by_name[name]
 
+    def peer(self, identity: PeerId) -> Body:
+        """The peer of that identity, dead or alive."""
+        return self._peers[identity]
+
+    async def end_launched_by(self, world: SimulatedWorld) -> None:
+        """End all peers that ``world`` started, and wait for them."""
+        ending = [peer for peer in self._peers.values() if peer.launcher is world and peer.alive]
+        for peer in ending:
+            self._end(peer)
+        await asyncio.gather(*(task for peer in ending for task in peer.tasks), return_exceptions=True)
+
     def _explain(self) -> str:
-        waiting = [
-            f"{peer.world.name} waits for {', '.join(peer.world.mailbox.wanted) or 'nothing'}"
-            for peer in self._peers.values()
-            if peer.alive
-        ]
-        return "; ".join(waiting) or "no peer is alive"
+        def doings() -> Iterator[str]:
+            for peer in self._peers.values():
+                if peer.alive and peer.frozen:
+                    yield f"{peer.world.name} is frozen"
+                elif peer.alive:
+                    yield f"{peer.world.name} waits for {', '.join(peer.world.mailbox.wanted) or 'nothing'}"
+
+        return "; ".join(doings()) or "no peer is alive"
 
 
 class SimulatedWorld(PeerWorld):
     """A simulated peer's :class:`~talkoot.world.api.Host`."""
 
-    kind = "simulated"
+    kind: Literal["simulated", "real"] = "simulated"
 
     def __init__(self, simulation: Simulation, name: str, key: Key, lead: PeerId | None) -> None:
         super().__init__(
@@ -251,8 +202,12 @@ class SimulatedWorld(PeerWorld):
         self._simulation = simulation
 
     @property
-    def _self(self) -> _Peer:
-        return self._simulation._peers[self.me]
+    def _self(self) -> Body:
+        return self._simulation.peer(self.me)
+
+    def meet(self, peer: PeerId, address: str) -> None:
+        self._simulation.fabric.connect(self.me, peer, address)
+        super().meet(peer, address)
 
     def resubmit(self, held: Message) -> None:
         if held.sender in self._met or held.topic == HELLO:
@@ -268,12 +223,12 @@ class SimulatedWorld(PeerWorld):
         peer = self._self
         if not peer.alive:
             raise asyncio.CancelledError
-        if peer.thawed is not None and not peer.thawed.is_set():
+        while peer.thawed is not None and not peer.thawed.is_set():
             await peer.thawed.wait()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        self._simulation.events += 1
+        self._simulation.waits += 1
         await self._pass()
 
     async def send(
@@ -289,16 +244,19 @@ class SimulatedWorld(PeerWorld):
         await self._pass()
         # Copies, because on a real wire the receiver never shares memory with the sender.
         copies = [bytes(frame) if isinstance(frame, memoryview | bytearray) else frame for frame in frames]
-        message = Message(self.me, topic, generation, step, b"" if body is None else encode(body), copies)
-        self._simulation.transmit(self._self, to, message)
+        encoded = b"" if body is None else encode(body)
+        check_outgoing(topic, encoded, copies)
+        message = Message(self.me, topic, generation, step, encoded, copies)
+        self._simulation.fabric.transmit(self._self, to, message)
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
-        if timeout is None:
+        async with asyncio.timeout(timeout):
             message = await self.mailbox.take(*topics)
-        else:
-            async with asyncio.timeout(timeout):
-                message = await self.mailbox.take(*topics)
-        await self._pass()
+        try:
+            await self._pass()
+        except asyncio.CancelledError:
+            self.mailbox.restore(message)
+            raise
         return message
 
     async def compute(self, work: Callable[[], T], flops: float) -> T:
@@ -308,15 +266,15 @@ class SimulatedWorld(PeerWorld):
         start = max(simulation.loop.time(), peer.busy_until)
         peer.busy_until = start + flops / (simulation.peer_flops * peer.speed)
         await asyncio.sleep(peer.busy_until - simulation.loop.time())
-        simulation.events += 1
+        simulation.waits += 1
         await self._pass()
         return result
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         tasks = self._self.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks[task] = None
+        task.add_done_callback(lambda task: tasks.pop(task, None))
         return task
 
     async def reached(self, step: int, phase: str) -> None:
@@ -337,13 +295,13 @@ class SimulatedWorld(PeerWorld):
         return self._simulation.launch(peer, self)
 
     def disturb(self, name: str, kind: str) -> None:
-        simulation = self._simulation
-        {"kill": simulation.kill, "stop": simulation.freeze, "continue": simulation.thaw}[kind](simulation.of(name))
+        simulation, peer = self._simulation, self._simulation.of(name)
+        if not peer.alive:
+            raise KeyError(name)
+        {"kill": simulation.kill, "stop": simulation.freeze, "continue": simulation.thaw}[kind](peer)
 
     async def dismiss(self) -> None:
-        for peer in list(self._simulation._peers.values()):
-            if peer is not self._self:
-                self._simulation._end(peer)
+        await self._simulation.end_launched_by(self)
 
 
 __all__ = ["FREEZE_NOTICE", "KILL_NOTICE", "SimulatedWorld", "Simulation"]

@@ -1,0 +1,153 @@
+"""All verbs, declared. Their work is in the sibling modules, imported when a verb runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+import talkoot
+
+app = typer.Typer(
+    name="talkoot",
+    help="Train one language model on machines that nobody owns together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Sets = Annotated[list[str], typer.Option("--set", help="Override a recipe's value: --set train.steps=500")]
+RecipeFile = Annotated[Optional[Path], typer.Argument(help="A TOML recipe; without one, the defaults.")]  # noqa: UP045
+RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(talkoot.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    sim: Annotated[bool, typer.Option("--sim", help="Rehearse it in virtual time instead of real processes.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 7,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
+    out: Annotated[Optional[Path], typer.Option(help="Folder for the run; a new one by default.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """A real job in about two minutes: four peers train on Shakespeare, one is killed, a checkpoint comes out."""
+    from talkoot.cli import demo as verb
+
+    verb.run(sim=sim, seed=seed, steps=steps, out=out, as_json=json)
+
+
+@app.command()
+def train(
+    recipe: RecipeFile = None,
+    sets: Sets = [],  # noqa: B006
+    sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Train a model, or go on with a run that was interrupted: the same command resumes."""
+    from talkoot.cli import train as verb
+
+    verb.run(recipe=recipe, sets=tuple(sets), sim=sim, out=out, as_json=json)
+
+
+@app.command()
+def plan(recipe: RecipeFile = None, sets: Sets = [], json: Json = False) -> None:  # noqa: B006
+    """Say what a recipe will do before it does it: sizes with reasons, stages, traffic, predicted time."""
+    from talkoot.cli import plan as verb
+
+    verb.run(recipe=recipe, sets=tuple(sets), as_json=json)
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Check this machine: libraries, processors, memory, sockets; measure how fast it trains."""
+    from talkoot.cli import doctor as verb
+
+    verb.run(as_json=json)
+
+
+@app.command()
+def status(run: RunFolder, json: Json = False) -> None:
+    """Where a run stands."""
+    from talkoot.cli import status as verb
+
+    verb.status(run, as_json=json)
+
+
+@app.command()
+def replay(
+    run: RunFolder,
+    to: Annotated[Optional[int], typer.Option(help="Stop after this many receipts.")] = None,  # noqa: UP045
+    step: Annotated[Optional[int], typer.Option(help="Stop when this many steps are committed.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Rebuild any past state of a run from its log, checking every signature on the way."""
+    from talkoot.cli import status as verb
+
+    verb.replay(run, to=to, step=step, as_json=json)
+
+
+@app.command()
+def watch(
+    run: RunFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.")] = 8765,
+    token: Annotated[Optional[str], typer.Option(help="Secret that viewers need; required off loopback.")] = None,  # noqa: UP045
+) -> None:
+    """Serve a live page of a run on this machine."""
+    from talkoot.cli import watch as verb
+
+    verb.run(run, host=host, port=port, token=token)
+
+
+@app.command()
+def report(
+    run: RunFolder,
+    out: Annotated[Optional[Path], typer.Option(help="The file; RUN/report.html by default.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Write one self-contained HTML page about a run."""
+    from talkoot.cli import report as verb
+
+    verb.run(run, out=out, as_json=json)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    json: Json = False,
+) -> None:
+    """Write a run's newest snapshot as a folder that transformers, vLLM and llama.cpp's converter load."""
+    from talkoot.cli import export as verb
+
+    verb.run(run, out=out, as_json=json)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which claim; without one, they are listed.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version, for a first look and for CI.")] = False,
+    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+    out: Annotated[Optional[Path], typer.Option(help="Folder for results and plots.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Measure a claim: ours and every baseline in one run. Exit 4 where a stated bar does not hold."""
+    from talkoot.cli import bench as verb
+
+    verb.run(name, quick=quick, seeds=seeds, out=out, as_json=json)

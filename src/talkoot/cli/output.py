@@ -1,0 +1,113 @@
+"""What people and programs read: tables, JSON, errors, and the progress line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from talkoot.core.errors import TalkootError
+from talkoot.core.fold import Entry, State
+from talkoot.train.records import Committed, Gone, Recovered, Seated
+
+
+def say(text: str = "") -> None:
+    """A line for people, on standard error, so that standard output stays machine-readable."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, indent=1, default=str), flush=True)
+
+
+def print_table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> None:
+    """A plain aligned table on standard output."""
+    cells = [[str(cell) for cell in row] for row in ([list(header)] if header else []) + [list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    for index, row in enumerate(cells):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        if header and index == 0:
+            print("  ".join("-" * width for width in widths))
+    sys.stdout.flush()
+
+
+def report_error(problem: TalkootError, *, as_json: bool) -> None:
+    """A user's error: what, where, why, what to do next."""
+    if as_json:
+        fields = {"what": problem.what, "where": problem.where, "why": problem.why, "next": problem.next}
+        print_json({"error": fields, "exit_code": int(problem.code)})
+    else:
+        say(f"error: {problem}")
+
+
+class Progress:
+    """An observer of a run's log that keeps one line up to date, and prints what deserves a line of its own.
+
+    Args:
+        steps: total.
+        quiet: print nothing (``--json``).
+    """
+
+    def __init__(self, steps: int, *, quiet: bool = False) -> None:
+        self._steps, self._quiet = steps, quiet
+        self._live = sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._first: int | None = None
+        self._shown = 0.0
+        self._tokens = 0
+
+    def __call__(self, entry: Entry, state: State) -> None:
+        if self._quiet:
+            return
+        receipt = entry.receipt
+        match receipt.op:
+            case "train.commit":
+                self._commit(receipt.step, receipt.read(Committed), state)
+            case "peer.lost":
+                gone = receipt.read(Gone)
+                self._line(f"step {receipt.step}: lost {gone.name} ({gone.reason})")
+            case "peer.seat":
+                seat = receipt.read(Seated)
+                self._line(f"step {receipt.step}: {seat.name} holds stage {seat.stage} (from {seat.source})")
+            case "train.recover":
+                done = receipt.read(Recovered)
+                self._line(f"step {receipt.step}: recovered by '{done.rung}', {done.pause_s:.2f} s without work")
+            case "train.rollback":
+                self._line(f"back to step {receipt.step}")
+            case "train.evaluate":
+                self._line(f"step {receipt.step}: held-out loss {state['train'].held_out:.4f}")
+
+    def _commit(self, step: int, facts: Committed, state: State) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first, self._started = step, now
+            return
+        self._tokens += facts.tokens
+        due = 0.2 if self._live else 5.0
+        if now - self._shown < due and step + 1 < self._steps:
+            return
+        self._shown = now
+        elapsed = max(now - self._started, 1e-9)
+        rate = (step - self._first) / elapsed
+        eta = (self._steps - step - 1) / rate if rate else 0.0
+        text = (
+            f"step {step + 1}/{self._steps}  loss {facts.loss:.4f}  {self._tokens / elapsed:,.0f} tokens/s  "
+            f"{len(state['peers'].present)} peers  ETA {eta:.0f} s"
+        )
+        if self._live:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        else:
+            say(text)
+
+    def _line(self, text: str) -> None:
+        if self._live:
+            print("\r\x1b[K", end="", file=sys.stderr)
+        say(text)
+
+    def end(self) -> None:
+        """Leave the progress line."""
+        if self._live and not self._quiet:
+            say()

@@ -1,0 +1,71 @@
+"""``talkoot status`` and ``talkoot replay``: a run's state, now or at any point of its past, from its log alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from talkoot.cli.output import print_json, print_table
+from talkoot.core.errors import TalkootError
+from talkoot.core.fold import State, advance
+from talkoot.core.log import Log
+from talkoot.train.run import LOG, holder
+
+
+def status(run: Path, *, as_json: bool) -> None:
+    """Where the run stands now."""
+    _show(_state(run, None, None), as_json, {"running": holder(run) or "no"})
+
+
+def replay(run: Path, *, to: int | None, step: int | None, as_json: bool) -> None:
+    """The state after ``to`` receipts, or when ``step`` steps were first committed."""
+    _show(_state(run, to, step), as_json, {})
+
+
+def _state(run: Path, to: int | None, step: int | None) -> State:
+    log = Log(run / LOG, readonly=True)
+    try:
+        state, length = State(), len(log)
+        if to is not None and not 0 <= to <= length:
+            raise _out_of_range(run, f"receipt {to}", f"the log holds {length} receipts")
+        for entry in log.entries(1, length if to is None else to) if to != 0 else ():
+            state = advance(state, entry)
+            if step is not None and state["train"].step >= step:
+                return state
+        if step is not None and state["train"].step < step:
+            raise _out_of_range(run, f"step {step}", f"{state['train'].step} steps are committed")
+        return state
+    finally:
+        log.close()
+
+
+def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
+    return TalkootError("the run has not come that far", where=f"{run}, {asked}", why=why, next="ask for an earlier one")
+
+
+def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
+    run, peers, train = state["run"], state["peers"], state["train"]
+    present = {peer: msgspec.to_builtins(facts) for peer, facts in peers.present.items()}
+    view = {
+        "world": run.world,
+        "receipts": state.position,
+        "log_hash": state.chain,
+        "ended": run.ended,
+        "sessions": run.sessions,
+        **extra,
+        **msgspec.to_builtins(train),
+        "steps": run.start.recipe["train"]["steps"] if run.start else None,
+        "peers_joined": peers.joined,
+        "peers_lost": peers.lost,
+        "peers": present,
+    }
+    if as_json:
+        print_json(view)
+        return
+    print_table([(key, value) for key, value in view.items() if key != "peers"])
+    if present:
+        print()
+        rows = [(p["name"], peer[:8], p["stage"], p["microbatches"], f"{p['busy_s']:.2f}") for peer, p in present.items()]
+        print_table(rows, ("peer", "id", "stage", "microbatches", "busy s"))

@@ -1,0 +1,32 @@
+"""``talkoot train``: run a recipe for real or in virtual time, from the start or from where it stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from talkoot.cli.output import Progress, print_json, say
+from talkoot.core.errors import Exit
+from talkoot.train.recipe import load_recipe
+
+
+def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
+    """Run the verb."""
+    loaded = load_recipe(recipe, sets)
+    folder = out or Path("runs") / (loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
+    from talkoot.train.run import run_real, run_simulated
+
+    progress = Progress(loaded.train.steps, quiet=as_json)
+    result = (run_simulated if sim else run_real)(loaded, folder, progress)
+    progress.end()
+    if as_json:
+        print_json({"folder": str(folder), "world": "simulated" if sim else "real", **msgspec.to_builtins(result)})
+    else:
+        say(f"{'finished' if result.finished else 'interrupted'} after {result.step} steps in {folder}")
+        if result.held_out is not None:
+            say(f"held-out loss {result.held_out:.4f} nats per token")
+        say(f"next: talkoot report {folder}   or   talkoot export {folder} MODEL_FOLDER")
+    if not result.finished:
+        sys.exit(Exit.INTERRUPTED)

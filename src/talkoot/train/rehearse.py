@@ -1,0 +1,71 @@
+"""A run without tensors, in virtual time: the shipping lead and peers, with stages that only know their costs.
+
+This is how ``talkoot plan`` predicts a step's time, and how swarms of hundreds of peers are tried on one core.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from talkoot.core.log import Log
+from talkoot.model.config import ModelConfig
+from talkoot.train.lead import Lead
+from talkoot.train.loop import Result, train
+from talkoot.train.peer import Job
+from talkoot.train.prepare import cut_stages
+from talkoot.train.recipe import Recipe
+from talkoot.world.api import Host
+from talkoot.world.sim.simulation import PEER_FLOPS, Simulation
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rehearsal shows.
+
+    Attributes:
+        seconds: virtual time of the whole run.
+        step_seconds: virtual time between the last two commits.
+        events: messages delivered, sleeps and computations ended.
+        busy: share of its time that each peer computed, by name.
+        sent_bytes: what each peer sent over the whole run, by name.
+    """
+
+    result: Result
+    seconds: float
+    step_seconds: float
+    events: int
+    busy: dict[str, float]
+    sent_bytes: dict[str, int]
+
+
+def rehearse(recipe: Recipe, config: ModelConfig, peer_flops: float = PEER_FLOPS) -> Rehearsal:
+    """Run ``recipe`` on the model shape ``config`` without computing anything.
+
+    Args:
+        peer_flops: what a peer of speed 1 does per second.
+    """
+    simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=peer_flops)
+    commits: list[float] = []
+
+    async def main(world: Host) -> tuple[Result, Lead, float]:
+        lead = Lead(
+            world,
+            Job(recipe=recipe, config=config),
+            cut_stages(config, recipe),
+            Log(None),
+            observer=lambda entry, _: commits.append(entry.receipt.ended) if entry.receipt.op == "train.commit" else None,
+        )
+        result = await train(lead)
+        busy_at_end = world.now()
+        await world.dismiss()
+        return result, lead, busy_at_end
+
+    result, lead, seconds = simulation.run(main)
+    peers = lead.busy_peers
+    return Rehearsal(
+        result=result,
+        seconds=seconds,
+        step_seconds=commits[-1] - commits[-2] if len(commits) > 1 else commits[-1],
+        events=simulation.events,
+        busy={peer.name: peer.busy_s / seconds for peer in peers},
+        sent_bytes={peer.name: peer.sent_bytes for peer in peers},
+    )

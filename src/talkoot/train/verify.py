@@ -1,0 +1,101 @@
+"""What a run's log proves about it, from the receipts alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from talkoot.core.fold import Entry, State, advance
+from talkoot.core.log import Log
+from talkoot.train.records import Committed, Gone, Seated, Start, Worked
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a verification.
+
+    Attributes:
+        receipts: how many there are; every signature and the hash chain were checked on the way.
+        steps: committed steps that stand after all rollbacks.
+        faults: each violation of "every microbatch in exactly one committed step", in words; empty = it holds.
+        lost: names of the peers that were lost, in order.
+        replaced: names that were lost and later held a seat again.
+        final: the folded state.
+    """
+
+    receipts: int
+    steps: int
+    faults: tuple[str, ...]
+    lost: tuple[str, ...]
+    replaced: tuple[str, ...]
+    final: State
+
+
+def verify(path: Path) -> Findings:
+    """Check a run's log.
+
+    Raises:
+        TalkootError: the log is missing, or a signature or the chain does not hold.
+    """
+    log = Log(path, readonly=True)
+    try:
+        return _examine(log.entries())
+    finally:
+        log.close()
+
+
+def _examine(entries: Iterable[Entry]) -> Findings:
+    state, faults, lost, replaced = State(), [], [], []
+    worked: dict[str, tuple[int, Worked]] = {}  # receipts not yet cited by a commit, by id
+    standing: dict[int, None] = {}
+    start: Start | None = None
+    for entry in entries:
+        state = advance(state, entry)
+        receipt = entry.receipt
+        match receipt.op:
+            case "run.start":
+                start = receipt.read(Start)
+            case "train.step":
+                worked[entry.id] = (receipt.step, receipt.read(Worked))
+            case "train.commit":
+                cited = [worked.pop(parent) for parent in receipt.parents if parent in worked]
+                if len(cited) != len(receipt.parents):
+                    faults.append(f"step {receipt.step} cites receipts that are unknown or already counted")
+                faults += _count(receipt.step, receipt.read(Committed), cited, start)
+                if receipt.step in standing:
+                    faults.append(f"step {receipt.step} was committed twice")
+                standing[receipt.step] = None
+            case "train.rollback":
+                standing = {step: None for step in standing if step < receipt.step}
+            case "peer.lost":
+                lost.append(receipt.read(Gone).name)
+            case "peer.seat":
+                name = receipt.read(Seated).name
+                if name in lost and name not in replaced:
+                    replaced.append(name)
+    if list(standing) != list(range(len(standing))):
+        faults.append("the committed steps have gaps")
+    return Findings(
+        receipts=state.position,
+        steps=len(standing),
+        faults=tuple(faults),
+        lost=tuple(lost),
+        replaced=tuple(replaced),
+        final=state,
+    )
+
+
+def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], start: Start | None) -> list[str]:
+    """Violations of: in each stage, the cited receipts cover each microbatch of this very step exactly once."""
+    if start is None:
+        return ["a commit before the run's start"]
+    faults = [f"step {step} cites work of step {other}" for other, _ in cited if other != step]
+    every = range(len(facts.losses))
+    for stage in range(len(start.stages)):
+        seen = Counter(m for _, work in cited if work.stage == stage for m in work.microbatches)
+        wrong = sorted(m for m in {*seen, *every} if seen[m] != 1 or m not in every)
+        if wrong:
+            faults.append(f"step {step}, stage {stage}: microbatches {wrong} were not counted exactly once")
+    return faults

@@ -67,9 +67,9 @@ def test_the_report_with_scripts(chromium: playwright.Browser, report: Path, wid
         page.wait_for_selector("#rate canvas")
         assert page.locator(".static-chart").is_hidden()
         assert page.locator("h1").inner_text() == "neighbours"
-        page.get_by_text("time", exact=True).click()
+        page.get_by_label("time", exact=True).check()
         page.wait_for_selector("#loss canvas")
-        page.get_by_text("last steps", exact=True).click()
+        page.get_by_label("last steps").check()
         assert page.locator("#laststeps").is_visible()
         assert page.locator("#timeline").is_hidden()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -89,7 +89,7 @@ def test_the_report_without_scripts(chromium: playwright.Browser, report: Path):
         assert curve["height"] > 150
         assert page.locator("#timeline .work").count() > 100
         assert page.locator("#timeline").is_visible()
-        page.get_by_text("last steps", exact=True).click()  # needs no script either
+        page.get_by_label("last steps").check()  # needs no script either
         assert page.locator("#laststeps").is_visible()
         assert page.locator("#events li").count() > 10
 

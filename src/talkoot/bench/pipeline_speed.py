@@ -31,9 +31,7 @@ def recipe(stages: int, steps: int, seed: int) -> Recipe:
         seed=seed,
         data=Data(tokenizer="bpe:1024"),
         model=Model(depth=6, context=128),
-        train=Train(
-            steps=steps, microbatches=8, microbatch_size=4, warmup=2, checkpoint_every=0, evaluate_every=0
-        ),
+        train=Train(steps=steps, microbatches=8, microbatch_size=4, warmup=2, checkpoint_every=0, evaluate_every=0),
         swarm=Swarm(stages=stages, replicas=1),
     )
 

@@ -21,9 +21,7 @@ def recipe(peers: int, steps: int, seed: int) -> Recipe:
     return Recipe(
         seed=seed,
         model=Model(depth=max(4, peers // replicas), context=128),
-        train=Train(
-            steps=steps, microbatches=8 * replicas, microbatch_size=4, checkpoint_every=0, evaluate_every=0
-        ),
+        train=Train(steps=steps, microbatches=8 * replicas, microbatch_size=4, checkpoint_every=0, evaluate_every=0),
         swarm=Swarm(stages=peers // replicas, replicas=replicas),
         network=Network(default=Link(latency_s=0.03, bytes_per_s=12.5e6, jitter_s=0.005)),
     )

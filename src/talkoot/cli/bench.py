@@ -14,7 +14,8 @@ from talkoot.core.errors import Exit
 def run(name: str, *, quick: bool, seeds: int, out: Path | None, as_json: bool) -> None:
     """Measure, show, keep; exits with 4 when a bar does not hold."""
     if not name:
-        return _list(as_json)
+        _list(as_json)
+        return
     outcome: Outcome = bench.load(name).measure(Options(quick=quick, seeds=seeds))
     saved = outcome.save(out) if out is not None else []
     if as_json:

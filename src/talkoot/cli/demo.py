@@ -37,8 +37,10 @@ def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) ->
         )
     recipe = demo(seed=seed, steps=steps)
     if not as_json:
-        say(f"talkoot demo: {recipe.swarm.stages} stages x {recipe.swarm.replicas} replicas, {steps} steps, "
-            f"{'simulated' if sim else 'real processes'}; one peer will be killed. Folder: {folder}")
+        say(
+            f"talkoot demo: {recipe.swarm.stages} stages x {recipe.swarm.replicas} replicas, {steps} steps, "
+            f"{'simulated' if sim else 'real processes'}; one peer will be killed. Folder: {folder}"
+        )
     progress = Progress(steps, quiet=as_json)
     result = (run_simulated if sim else run_real)(recipe, folder, progress)
     progress.end()

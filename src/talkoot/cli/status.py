@@ -42,7 +42,9 @@ def _state(run: Path, to: int | None, step: int | None) -> State:
 
 
 def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
-    return TalkootError("the run has not come that far", where=f"{run}, {asked}", why=why, next="ask for an earlier one")
+    return TalkootError(
+        "the run has not come that far", where=f"{run}, {asked}", why=why, next="ask for an earlier one"
+    )
 
 
 def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
@@ -67,5 +69,7 @@ def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
     print_table([(key, value) for key, value in view.items() if key != "peers"])
     if present:
         print()
-        rows = [(p["name"], peer[:8], p["stage"], p["microbatches"], f"{p['busy_s']:.2f}") for peer, p in present.items()]
+        rows = [
+            (p["name"], peer[:8], p["stage"], p["microbatches"], f"{p['busy_s']:.2f}") for peer, p in present.items()
+        ]
         print_table(rows, ("peer", "id", "stage", "microbatches", "busy s"))

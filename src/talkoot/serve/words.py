@@ -46,7 +46,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     if seconds < 9.95:
-        return f"{seconds:.1f} s" if seconds >= 0.05 or seconds == 0 else f"{seconds * 1000:.0f} ms"
+        return f"{seconds:.1f} s" if seconds >= 0.95 or seconds == 0 else f"{seconds * 1000:.0f} ms"
     whole = round(seconds)
     for large, small, names in ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s"))):
         if whole >= large:

@@ -1,4 +1,4 @@
-"""Tensors as raw frames and back. The receiver always knows dtype and shape, so a stranger's frame can only fit or not."""
+"""Tensors as raw frames and back. The receiver knows dtype and shape, so a stranger's frame can only fit or not."""
 
 from __future__ import annotations
 

@@ -18,11 +18,9 @@ from talkoot.core.fold import Entry, State, fold
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
-from talkoot.plan.steps import Seat
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Saved
 from talkoot.train.peer import Job
-from talkoot.train.recipe import peer_names
 from talkoot.train.records import (
     Checkpointed,
     End,
@@ -38,6 +36,7 @@ from talkoot.train.records import (
     Warned,
 )
 from talkoot.train.recovery import Loss, climb
+from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 
@@ -50,15 +49,6 @@ Observer = Callable[[Entry, State], None]
 
 class PeersLost(Exception):
     """Somebody is gone; what was under way must be done again."""
-
-
-class Member(msgspec.Struct):
-    """A peer that said hello."""
-
-    name: str
-    address: str
-    ticket: str
-    stage: int | None = None
 
 
 class Lead:
@@ -95,18 +85,14 @@ class Lead:
         self._log, self._observer = log, observer
         self.state: State = fold(log.entries())
         self.generation = self.state["train"].generation + (1 if self.state.position else 0)
-        self.members: dict[PeerId, Member] = {}
+        self.roster = Roster(self.recipe.swarm)
         self.state_hash = ""
         self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
-        self._launched: dict[str, str] = {}  # names started and not heard of yet -> the launch's ticket
-        self._lost: list[str] = []  # names lost since the last recovery
         self._lost_at = 0.0
         self._vacated = False
         self._recovering: tuple[str, tuple[str, ...]] | None = None
         self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
         self._respawns: dict[str, int] = {}
-        names = peer_names(self.num_stages * self.recipe.swarm.replicas)
-        self._home = {name: index // self.recipe.swarm.replicas for index, name in enumerate(names)}
 
     # -- the log ---------------------------------------------------------------------------------------------
 
@@ -137,36 +123,6 @@ class Lead:
         self._observer(entry, self.state)
         return entry.id
 
-    # -- who is present --------------------------------------------------------------------------------------
-
-    def seated(self) -> list[tuple[PeerId, int]]:
-        """Peers that hold a stage, in order of stage and name."""
-        held = [(member.stage, member.name, peer) for peer, member in self.members.items() if member.stage is not None]
-        return [(peer, stage) for stage, _, peer in sorted(held)]
-
-    def holders(self, stage: int) -> tuple[PeerId, ...]:
-        """Peers that hold ``stage``, in an order that everybody shares."""
-        return tuple(peer for peer, held in self.seated() if held == stage)
-
-    def seats(self) -> list[Seat]:
-        """What a planner sees."""
-        index = {name: i for i, name in enumerate(self._home)}
-        speed = self.recipe.swarm.speed
-        return [Seat(peer, stage, speed(index[self.name_of(peer)])) for peer, stage in self.seated()]
-
-    def name_of(self, peer: PeerId) -> str:
-        """A present peer's name."""
-        return self.members[peer].name
-
-    def tie(self, peer: PeerId, stage: int) -> tuple[tuple[PeerId, ...], PeerId | None]:
-        """Partners at the pipeline's other end that share a tied embedding: (send to, receive from)."""
-        if not self.job.config.tied or self.num_stages == 1 or stage not in (0, self.num_stages - 1):
-            return (), None
-        mine, theirs = self.holders(stage), self.holders(self.num_stages - 1 - stage)
-        index = mine.index(peer)
-        to = tuple(other for i, other in enumerate(theirs) if i % len(mine) == index)
-        return to, theirs[index % len(theirs)]
-
     # -- talking ---------------------------------------------------------------------------------------------
 
     async def tell(self, peer: PeerId, topic: str, facts: msgspec.Struct | None, step: int) -> None:
@@ -193,7 +149,7 @@ class Lead:
         try:
             message = await self.world.receive(*NOTICES, topic, timeout=self.recipe.train.patience_s)
         except TimeoutError:
-            names = ", ".join(sorted(self.members[PeerId(p)].name if p in self.members else p for p in waiting_for))
+            names = self.roster.describe(waiting_for)
             raise TalkootError(
                 "the swarm stands still",
                 where=f"step {self.step}, waiting for '{topic}' from {names}",
@@ -203,8 +159,8 @@ class Lead:
             ) from None
         if message.topic == LOST:
             self._lose(message)
-            if self._lost:
-                raise PeersLost(self._lost)
+            if self.roster.lost:
+                raise PeersLost(self.roster.lost)
         elif message.topic == FAILED:
             raise rebuild_failure(message)
         elif message.topic == HELLO:
@@ -215,31 +171,26 @@ class Lead:
         try:
             hello = message.read(Hello)
             negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
-            if hello.name not in self._launched:
-                raise ValueError(f"nobody waits for {hello.name!r}")
             self.world.meet(message.sender, hello.address)
+            self.roster.admit(message.sender, hello.name, hello.address)
         except ValueError:
             return  # a stranger's hello that makes no sense changes nothing
-        ticket = self._launched.pop(hello.name)
-        self.members[message.sender] = Member(hello.name, hello.address, ticket)
         self.record("peer.join", Joined(peer=message.sender, name=hello.name))
 
     def _lose(self, message: Message) -> None:
         """Take a loss notice; what it means is decided in :meth:`restore`."""
-        gone, reason = message.sender, message.read(Lost).reason
-        for name, ticket in list(self._launched.items()):
-            if ticket == gone:  # it died before its hello
-                del self._launched[name]
-                self._launch(name)
-                return
-        peer = next((p for p, member in self.members.items() if gone in (p, member.ticket)), None)
+        roster = self.roster
+        stillborn = roster.stillborn(message.sender)
+        if stillborn is not None:
+            self._launch(stillborn)
+        peer = roster.find(message.sender)
         if peer is None:
             return  # known already: both its connection and its process report the same end
-        member = self.members.pop(peer)
-        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        if not self._lost:
+        member = roster.members.pop(peer)
+        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=message.read(Lost).reason))
+        if not roster.lost:
             self._lost_at = self.world.now()
-        self._lost.append(member.name)
+        roster.lost.append(member.name)
 
     def _launch(self, name: str, *, faults: bool = False) -> None:
         attempts = self._respawns[name] = self._respawns.get(name, -1) + 1
@@ -255,11 +206,11 @@ class Lead:
             name=name,
             program=PROGRAM,
             argument=encode(self.job),
-            speed=self.recipe.swarm.speed(list(self._home).index(name)),
+            speed=self.roster.speed(name),
             faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
             threads=self.recipe.swarm.threads,
         )
-        self._launched[name] = self.world.launch(launch)
+        self.roster.launched[name] = self.world.launch(launch)
 
     # -- seats -----------------------------------------------------------------------------------------------
 
@@ -267,7 +218,7 @@ class Lead:
         """Start or continue the run: launch all peers and go back to the newest snapshot."""
         resumed = self.state.position > 0
         self._open()
-        for name in self._home:
+        for name in self.roster.home:
             self._launch(name, faults=not resumed)
         self._roll_back("resumed from the newest whole snapshot")
 
@@ -293,9 +244,15 @@ class Lead:
             self._manifest, warnings = snapshots.newest(self.folder, self.world.blobs, step or self.step)
             for warning in warnings:
                 self.record("run.warning", Warned(text=warning))
+        if self._manifest is not None and self._manifest.tokenizer != self.tokenizer_digest:
+            raise TalkootError(
+                "this tokenizer is not the one that the checkpoint was trained with",
+                where=f"{self.folder}, snapshot of step {self._manifest.step}",
+                why=f"its digest is {self.tokenizer_digest[:8]}, the snapshot names {self._manifest.tokenizer[:8]}",
+                next="restore the run's own tokenizer folder from a backup, or start a new run with --out",
+            )
         self._vacated = True
-        for member in self.members.values():
-            member.stage = None
+        self.roster.vacate()
         self.evaluated_at = None
         self.saved_at, self.state_hash = None, ""
         if self._manifest is not None:
@@ -312,11 +269,11 @@ class Lead:
         """
         while self.world.pending(*NOTICES):
             await self._next(HELLO, ())
-        if self._lost:
+        if self.roster.lost:
             self._recover()
-        while missing := self._needed() - {member.name for member in self.members.values()}:
-            await self._next(HELLO, missing)
-        vacant = [(peer, self._home[m.name]) for peer, m in self.members.items() if m.stage is None]
+        while self._await_names():
+            await self._next(HELLO, self._await_names())
+        vacant = self.roster.unseated()
         if vacant:
             await self._seat(vacant)
         if self._recovering is not None:
@@ -325,34 +282,30 @@ class Lead:
             pause = self.world.now() - self._lost_at
             self.record("train.recover", Recovered(rung=rung, lost=names, pause_s=pause))
 
-    def _needed(self) -> set[str]:
-        """Peers without whom no step can be computed: all that belong to a stage that nobody holds."""
-        needed: set[str] = set()
-        for stage in range(self.num_stages):
-            if not self.holders(stage):
-                coming = {member.name for member in self.members.values()} | set(self._launched)
-                candidates = {name for name in coming if self._home[name] == stage}
-                if not candidates:
-                    raise TalkootError(
-                        f"nobody is left to hold stage {stage}",
-                        where=f"step {self.step}",
-                        why="its peers are gone and swarm.respawn is off",
-                        next="set swarm.respawn = true, or run the same command again: it resumes",
-                        code=Exit.UNREACHABLE,
-                    )
-                needed |= candidates
-        return needed
+    def _await_names(self) -> set[str]:
+        """Peers without whom no step can be computed and who are still on their way."""
+        names, hopeless = self.roster.missing()
+        if hopeless:
+            raise TalkootError(
+                f"nobody is left to hold stages {hopeless}",
+                where=f"step {self.step}",
+                why="their peers are gone and swarm.respawn is off",
+                next="set swarm.respawn = true, or run the same command again: it resumes",
+                code=Exit.UNREACHABLE,
+            )
+        return names
 
     def _recover(self) -> None:
         """Decide what the losses mean: replacements, and how far everybody goes back."""
         self.generation += 1
-        names, self._lost = tuple(self._lost), []
+        roster = self.roster
+        names, roster.lost = tuple(roster.lost), []
         for name in names:
-            if self.recipe.swarm.respawn and name not in self._launched:
+            if self.recipe.swarm.respawn and name not in roster.launched:
                 self._launch(name)
         if self._vacated:
             return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
-        survivors = tuple(self.holders(stage) for stage in range(self.num_stages))
+        survivors = tuple(roster.holders(stage) for stage in range(self.num_stages))
         loss = Loss(survivors, self.step, self.state["train"].checkpoint)
         rescue = climb(self.recipe.train.recovery, loss)
         self._recovering = (rescue.rung, names)
@@ -361,14 +314,14 @@ class Lead:
 
     async def _seat(self, vacant: Sequence[tuple[PeerId, int]]) -> None:
         """Give each peer its stage's state, from a donor where one holds it, else from the snapshot."""
-        contacts = tuple(Contact(peer, member.address) for peer, member in self.members.items())
-        for peer in self.members:
+        contacts = tuple(Contact(peer, member.address) for peer, member in self.roster.members.items())
+        for peer in self.roster.members:
             others = tuple(contact for contact in contacts if contact.peer != peer)
             await self.tell(peer, "introduce", Introduce(others), self.step)
         sources: dict[PeerId, str] = {}
         for peer, stage in vacant:
             first, last = self.stages[stage]
-            donor = self.holders(stage)[-1] if self.holders(stage) else None
+            donor = self.roster.holders(stage)[-1] if self.roster.holders(stage) else None
             blobs = self._manifest.blobs_for(first, last) if self._manifest and donor is None else ()
             sources[peer] = "replica" if donor else f"snapshot of step {self.step}" if blobs else "start"
             assign = Assign(
@@ -386,7 +339,7 @@ class Lead:
         await self.gather("ready", sources)
         self._vacated = False
         for peer, stage in vacant:
-            member = self.members[peer]
+            member = self.roster.members[peer]
             member.stage = stage
             self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
 
@@ -394,7 +347,7 @@ class Lead:
 
     async def checkpoint(self) -> str:
         """Have one peer of each stage save its state, and make the snapshot count; returns the state's hash."""
-        savers = [self.holders(stage)[0] for stage in range(self.num_stages)]
+        savers = [self.roster.holders(stage)[0] for stage in range(self.num_stages)]
         for peer in savers:
             await self.tell(peer, "save", None, self.step)
         answers = await self.gather("saved", savers)
@@ -424,5 +377,5 @@ class Lead:
         self.busy_peers = tuple(self.state["peers"].present.values())
         reason = "done" if self.step >= self.recipe.train.steps else "interrupted"
         self.record("run.end", End(reason=reason, state_hash=self.state_hash))
-        for peer in self.members:
+        for peer in self.roster.members:
             await self.tell(peer, "stop", None, self.step)

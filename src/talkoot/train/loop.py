@@ -71,35 +71,33 @@ def _due(step: int, every: int) -> bool:
 
 def begin(lead: Lead) -> StepPlan:
     """Propose the step: a path for each microbatch through the peers that are present."""
-    recipe, seats, stages = lead.recipe, lead.seats(), lead.num_stages
+    recipe, seats, stages = lead.recipe, lead.roster.seats(), lead.num_stages
     plan = planners[recipe.train.planner](seats, stages, recipe.train.microbatches)
     validate(plan, seats, stages, recipe.train.microbatches)
     return plan
 
 
-async def compute(
-    lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False
-) -> Mapping[PeerId, Prepared]:
+async def compute(lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False) -> Mapping[PeerId, Prepared]:
     """Send each peer its share and wait until all have mixed gradients ready."""
     neighbours: dict[str, list[Item]] = {}
     for path in plan.paths:
         peers = [hop.peer for hop in path.hops]
         for source, peer, target in zip([None, *peers], peers, [*peers[1:], None], strict=False):
             neighbours.setdefault(peer, []).append(Item(path.microbatch, source, target))
-    for peer, stage in lead.seated():
+    for peer, stage in lead.roster.seated():
         order = plan.orders.get(peer, ())
-        tie_to, tie_from = lead.tie(peer, stage)
+        tie_to, tie_from = lead.roster.tie(peer, stage) if lead.job.config.tied else ((), None)
         share = Begin(
             num_microbatches=len(plan.paths),
             items=tuple(neighbours.get(peer, ())),
             order=tuple(work for work in order if work.phase == "forward") if evaluate else order,
-            group=lead.holders(stage),
+            group=lead.roster.holders(stage),
             tie_to=tie_to,
             tie_from=tie_from,
             evaluate=evaluate,
         )
         await lead.tell(peer, "begin", share, step)
-    answers = await lead.gather("prepared", [peer for peer, _ in lead.seated()])
+    answers = await lead.gather("prepared", [peer for peer, _ in lead.roster.seated()])
     return {peer: message.read(Prepared) for peer, message in answers.items()}
 
 
@@ -113,14 +111,14 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
     facts = Committed(
         loss=math.fsum(losses) / len(losses),
         losses=tuple(losses),
-        paths=tuple(tuple(lead.name_of(hop.peer) for hop in path.hops) for path in plan.paths),
+        paths=tuple(tuple(lead.roster.name_of(hop.peer) for hop in path.hops) for path in plan.paths),
         tokens=len(losses) * recipe.microbatch_size * lead.recipe.model.context,
         learning_rate=rate,
         gradient_norm=norm,
     )
     lead.record("train.commit", facts, step=step, parents=tuple(parents))
     scale = recipe.clip / norm if recipe.clip and norm > recipe.clip else 1.0
-    for peer, _ in lead.seated():
+    for peer, _ in lead.roster.seated():
         await lead.tell(peer, "commit", Commit(learning_rate=rate, scale=scale), step)
 
 
@@ -129,7 +127,7 @@ async def evaluate(lead: Lead, step: int) -> None:
     count = lead.held_out_batches
     if count == 0:
         return
-    plan = planners["straight"](lead.seats(), lead.num_stages, count)
+    plan = planners["straight"](lead.roster.seats(), lead.num_stages, count)
     prepared = await compute(lead, plan, step, evaluate=True)
     losses = collect_losses(lead, prepared, count, step)
     tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
@@ -157,14 +155,14 @@ def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) ->
     """Norm of the whole model's mean gradient, summed in canonical order; replicas must agree on it."""
     total = 0.0
     for stage in range(lead.num_stages):
-        holders = lead.holders(stage)
+        holders = lead.roster.holders(stage)
         norms = prepared[holders[0]].norms
         for peer in holders[1:]:
             others = prepared[peer].norms
             if len(others) != len(norms) or not all(map(_same, others, norms)):
                 raise TalkootError(
                     "replicas of one stage disagree on its gradient",
-                    where=f"step {step}, stage {stage}: {lead.name_of(holders[0])} and {lead.name_of(peer)}",
+                    where=f"step {step}, stage {stage}: {lead.roster.describe((holders[0], peer))}",
                     why="both merged the same partial sums, so one of them computed or transmitted wrongly",
                     next="remove the faulty machine and run the same command again: it resumes",
                     code=Exit.FAILED_CHECK,

@@ -207,9 +207,7 @@ class Peer:
     def _topic(self, phase: str, step: int, microbatch: int, stage: int | None = None) -> str:
         return f"{phase}/{self.generation}/{step}/{microbatch}/{self.index if stage is None else stage}"
 
-    async def _pass(
-        self, phase: str, to: str, step: int, microbatch: int, stage: int, frames: Sequence[Frame]
-    ) -> None:
+    async def _pass(self, phase: str, to: str, step: int, microbatch: int, stage: int, frames: Sequence[Frame]) -> None:
         await self._send(PeerId(to), self._topic(phase, step, microbatch, stage), None, frames, step)
 
     async def _work(self, work, flops: float):

@@ -232,9 +232,7 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
             if receipt.step != state.step:
                 raise ValueError(f"step {receipt.step} cannot be committed, the next one is {state.step}")
             tokens = state.tokens + facts.tokens
-            return replace(
-                state, step=state.step + 1, tokens=tokens, loss=facts.loss, generation=receipt.generation
-            )
+            return replace(state, step=state.step + 1, tokens=tokens, loss=facts.loss, generation=receipt.generation)
         case "train.rollback":
             if receipt.step > state.step:
                 raise ValueError("a rollback goes back")

@@ -52,7 +52,9 @@ def rehearse(recipe: Recipe, config: ModelConfig, peer_flops: float = PEER_FLOPS
             Job(recipe=recipe, config=config),
             cut_stages(config, recipe),
             Log(None),
-            observer=lambda entry, _: commits.append(entry.receipt.ended) if entry.receipt.op == "train.commit" else None,
+            observer=lambda entry, _: (
+                commits.append(entry.receipt.ended) if entry.receipt.op == "train.commit" else None
+            ),
         )
         result = await train(lead)
         busy_at_end = world.now()

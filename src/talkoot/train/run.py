@@ -1,7 +1,7 @@
 """Running a recipe in either world, from a folder that holds everything the run is.
 
-``RUN/`` holds ``log.sqlite`` (the receipts), ``lead.key``, ``tokenizer/``, ``tokens/``, ``checkpoints/``, ``blobs/`` and
-``lock``. The same call on a folder with an unfinished run continues it.
+``RUN/`` holds ``log.sqlite`` (the receipts), ``lead.key``, ``tokenizer/``, ``tokens/``, ``checkpoints/``, ``blobs/``
+and ``lock``. The same call on a folder with an unfinished run continues it.
 """
 
 from __future__ import annotations

@@ -108,10 +108,7 @@ class TensorStage:
 
     def _tokens(self, microbatch: int) -> Tensor:
         windows = self._windows
-        if self._evaluate:
-            rows = windows.held_out(microbatch)
-        else:
-            rows = windows.train(self._step, microbatch, self._count)
+        rows = windows.held_out(microbatch) if self._evaluate else windows.train(self._step, microbatch, self._count)
         return torch.from_numpy(rows).to(self._device)
 
     def backward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
@@ -130,9 +127,7 @@ class TensorStage:
 
     def merge(self, turn: int, me: PeerId, group: Sequence[PeerId], received: Mapping[PeerId, Gradients]) -> None:
         vectors = {
-            peer: [
-                (node, from_frame(frame, torch.float32, (len(frame) // 4,), self._device)) for node, frame in parts
-            ]
+            peer: [(node, from_frame(frame, torch.float32, (len(frame) // 4,), self._device)) for node, frame in parts]
             for peer, parts in received.items()
         }
         self._sum = self._rule.merge(turn, me, group, self._sum, vectors)
@@ -142,9 +137,7 @@ class TensorStage:
         if self._gradient is None:
             self._gradient = self._sum.total.mul_(1.0 / self._count)
         parts = torch.split(self._gradient, [p.numel() for p in self._parameters])
-        return {
-            name: part.view_as(p) for (name, p), part in zip(self._tensors.items(), parts, strict=True)
-        }
+        return {name: part.view_as(p) for (name, p), part in zip(self._tensors.items(), parts, strict=True)}
 
     def tied_gradient(self) -> Sequence[Frame]:
         gradients = self._mean()
@@ -217,10 +210,7 @@ class TensorStage:
                 parameter.copy_(saved[f"weight/{name}"])
                 self._optimizer.state[parameter] = {
                     "step": torch.tensor(float(step)),
-                    **{
-                        theirs: saved[f"{ours}/{name}"].to(self._device).clone()
-                        for theirs, ours in MOMENTS.items()
-                    },
+                    **{theirs: saved[f"{ours}/{name}"].to(self._device).clone() for theirs, ours in MOMENTS.items()},
                 }
         if step == 0:
             self._optimizer.state.clear()

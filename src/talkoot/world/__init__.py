@@ -1,1 +1,1 @@
-"""The two worlds: one interface (`api`), simulated (`sim`) and real (`real`). Peer code runs in both unchanged."""
+"""The two worlds: one interface (`api`), simulated (`sim`) and real (`real`). Peer code runs in both."""

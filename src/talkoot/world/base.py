@@ -90,7 +90,7 @@ def check_outgoing(topic: str, body: bytes, frames: Sequence[Frame]) -> None:
         raise ValueError(f"{topic!r} is too large to send: {len(sizes)} frames of {sizes} bytes")
     if len(topic) > MAX_TOPIC or len(body) > MAX_BODY_BYTES:
         raise ValueError(f"{topic[:MAX_TOPIC]!r} is too large to send: its body has {len(body)} bytes")
-    if any(isinstance(frame, memoryview) and not frame.contiguous for frame in frames):
+    if any(isinstance(frame, memoryview) and not frame.c_contiguous for frame in frames):
         raise ValueError(f"{topic!r} cannot be sent: a frame is one contiguous stretch of memory")
     if topic == LOST:
         raise ValueError(f"{topic!r} is reserved: a world reports losses itself")

@@ -167,7 +167,9 @@ class Endpoint:
         if socket is not None:
             socket.disable_monitor()
             socket.close(linger=0)
-        self._watches.pop(peer, None)
+        watch = self._watches.pop(peer, None)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
 
     async def send(self, peer: PeerId, parts: Sequence[Frame]) -> bool:
         """Queue a message, never waiting; False when there is no link to the peer (it is unknown or gone)."""

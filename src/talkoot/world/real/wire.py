@@ -120,16 +120,14 @@ class Wire:
             ValueError: blank frames, or what :func:`~talkoot.world.base.check_outgoing` refuses.
         """
         check_outgoing(topic, body, frames)
-        sizes = tuple(map(frame_bytes, frames))
-        if any(isinstance(frame, Blank) for frame in frames):
-            raise ValueError("blank frames exist in simulations only")
+        flat = [_flat(frame) for frame in frames]
+        sizes = tuple(map(frame_bytes, flat))
         self._sequence += 1
         sequence, seal = self._sequence, self._seal.get(to)
         tags = b""
         if seal is not None:
             tags = b"".join(
-                seal.encrypt(_nonce(sequence, index), b"", frame)  # type: ignore[arg-type]  # not Blank
-                for index, frame in enumerate(frames)
+                seal.encrypt(_nonce(sequence, index), b"", frame) for index, frame in enumerate(flat)
             )
         header = Header(
             PROTOCOL, self._run, generation, step, self._key.peer, to, sequence, topic, body, sizes, tags
@@ -137,7 +135,7 @@ class Wire:
         raw = encode(header)
         if topic == HELLO or seal is None:
             return [raw, self._key.sign(raw)]
-        return [raw, seal.encrypt(_nonce(sequence, HEADER_NONCE), b"", raw), *frames]
+        return [raw, seal.encrypt(_nonce(sequence, HEADER_NONCE), b"", raw), *flat]
 
     def sender(self, parts: Sequence[memoryview | bytes]) -> tuple[PeerId, str] | None:
         """Claimed sender and topic, nothing proven yet; None when the parts are no message at all."""
@@ -198,6 +196,15 @@ class Wire:
                 key.decrypt(_nonce(header.sequence, index), tag, frame)
         except InvalidTag:
             raise ValueError("bad tag") from None
+
+
+def _flat(frame: Frame) -> bytes | bytearray | memoryview:
+    """A frame as plain bytes, without a copy; tensors come as views of numbers, which ciphers do not take."""
+    if isinstance(frame, Blank):
+        raise ValueError("blank frames exist in simulations only")
+    if not isinstance(frame, memoryview):
+        return frame
+    return frame.cast("B") if frame.nbytes else b""
 
 
 def _nonce(sequence: int, index: int) -> bytes:

@@ -31,7 +31,7 @@ from talkoot.world.sim.loop import Deadlock, VirtualLoop
 
 T = TypeVar("T")
 
-PEER_FLOPS = 20e9  # what a peer of speed 1 does per second: one core, as measured by `talkoot doctor`
+PEER_FLOPS = 60e9  # of a peer of speed 1: one 2026 server core in float32, by `talkoot doctor`
 
 
 class Simulation:
@@ -242,10 +242,10 @@ class SimulatedWorld(PeerWorld):
         step: int = 0,
     ) -> None:
         await self._pass()
+        encoded = b"" if body is None else encode(body)
+        check_outgoing(topic, encoded, frames)
         # Copies, because on a real wire the receiver never shares memory with the sender.
         copies = [bytes(frame) if isinstance(frame, memoryview | bytearray) else frame for frame in frames]
-        encoded = b"" if body is None else encode(body)
-        check_outgoing(topic, encoded, copies)
         message = Message(self.me, topic, generation, step, encoded, copies)
         self._simulation.fabric.transmit(self._self, to, message)
 

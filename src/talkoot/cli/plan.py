@@ -1,0 +1,114 @@
+"""``talkoot plan``: what a recipe will do, before it does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from talkoot.cli.output import print_json, print_table
+from talkoot.model.config import ModelConfig
+from talkoot.train.prepare import cut_stages, model_config
+from talkoot.train.recipe import Recipe, load_recipe, peer_names
+from talkoot.train.rehearse import Rehearsal, rehearse
+
+STATE_BYTES = 16  # float32 weight, gradient and two moments
+REHEARSED_STEPS = 4
+
+
+def run(*, recipe: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Print the plan."""
+    loaded = load_recipe(recipe, sets)
+    config = model_config(loaded, vocab_size=_vocabulary(loaded))
+    short = msgspec.structs.replace(loaded.train, steps=REHEARSED_STEPS, checkpoint_every=0, evaluate_every=0, warmup=0)
+    rehearsal = rehearse(msgspec.structs.replace(loaded, train=short, faults=()), config)
+    view = _view(loaded, config, rehearsal)
+    if as_json:
+        print_json(view)
+    else:
+        _show(view)
+
+
+def _vocabulary(recipe: Recipe) -> int:
+    kind, _, size = recipe.data.tokenizer.partition(":")
+    if kind == "bpe" and size.isdigit():
+        return int(size)
+    from talkoot.model.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.bytes() if recipe.data.tokenizer == "bytes" else Tokenizer.load(recipe.data.tokenizer)
+    return tokenizer.vocab_size
+
+
+def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str, Any]:
+    train, swarm = recipe.train, recipe.swarm
+    names = peer_names(swarm.stages * swarm.replicas)
+    parameters, flops = config.layer_parameters(), config.layer_flops(recipe.model.context)
+    tokens = train.microbatches * train.microbatch_size * recipe.model.context
+    activation = 4 * train.microbatch_size * recipe.model.context * config.width
+    stages = [
+        {
+            "stage": index,
+            "layers": [first, last - 1],
+            "parameters": sum(parameters[first:last]),
+            "share_of_compute": sum(flops[first:last]) / sum(flops),
+            "state_bytes": STATE_BYTES * sum(parameters[first:last]),
+            "peers": names[index * swarm.replicas : (index + 1) * swarm.replicas],
+        }
+        for index, (first, last) in enumerate(cut_stages(config, recipe))
+    ]
+    peers = {
+        name: {
+            "busy_share": rehearsal.busy[name],
+            "sent_bytes_per_step": rehearsal.sent_bytes[name] // REHEARSED_STEPS,
+            "speed": swarm.speed(index),
+        }
+        for index, name in enumerate(names)
+    }
+    return {
+        "world": "simulated, without tensors",
+        "model": [{"name": n, "value": value, "reason": reason} for n, value, reason in config.derivation()],
+        "tokens_per_step": tokens,
+        "tokens_in_run": tokens * train.steps,
+        "training_flops_per_step": 3 * sum(flops) * tokens,
+        "activation_bytes_per_hop": activation,
+        "stages": stages,
+        "peers": peers,
+        "predicted_step_seconds": rehearsal.step_seconds,
+        "predicted_run_seconds": rehearsal.step_seconds * train.steps,
+        "methods": {"planner": train.planner, "mixing": train.mixing, "recovery": list(train.recovery)},
+    }
+
+
+def _show(view: dict[str, Any]) -> None:
+    print_table([(row["name"], f"{row['value']:,}", row["reason"]) for row in view["model"]], ("model", "", "because"))
+    print()
+    rows = [
+        (
+            stage["stage"],
+            "{}..{}".format(*stage["layers"]),
+            f"{stage['parameters']:,}",
+            f"{stage['share_of_compute']:.1%}",
+            f"{stage['state_bytes'] / 2**20:,.1f} MiB",
+            ", ".join(stage["peers"]),
+        )
+        for stage in view["stages"]
+    ]
+    print_table(rows, ("stage", "layers", "parameters", "compute", "state", "peers"))
+    print()
+    rows = [
+        (name, peer["speed"], f"{peer['busy_share']:.0%}", f"{peer['sent_bytes_per_step'] / 1e6:,.2f} MB")
+        for name, peer in view["peers"].items()
+    ]
+    print_table(rows, ("peer", "speed", "busy", "sent per step"))
+    print()
+    print_table(
+        [
+            ("tokens per step", f"{view['tokens_per_step']:,}"),
+            ("tokens in the run", f"{view['tokens_in_run']:,}"),
+            ("activation per hop", f"{view['activation_bytes_per_hop'] / 1e6:,.2f} MB"),
+            ("methods", ", ".join(f"{k} {v}" for k, v in view["methods"].items())),
+            ("predicted step", f"{view['predicted_step_seconds']:.3f} s (simulated links and speeds)"),
+            ("predicted run", f"{view['predicted_run_seconds']:,.0f} s"),
+        ]
+    )

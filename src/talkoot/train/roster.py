@@ -1,0 +1,124 @@
+"""Who is in the swarm and who holds what: bookkeeping without any I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from talkoot.core.ids import PeerId
+from talkoot.plan.steps import Seat
+from talkoot.train.recipe import Swarm, peer_names
+
+
+class Member(msgspec.Struct):
+    """A peer that said hello: its launch's ticket, and the stage it holds, if any."""
+
+    name: str
+    address: str
+    ticket: str
+    stage: int | None = None
+
+
+class Roster:
+    """The swarm's members.
+
+    Attributes:
+        home: for every name that belongs to the swarm, the stage it serves.
+        members: peers that said hello, by identity.
+        launched: names started and not heard of yet, with their launch's ticket.
+        lost: names lost since the last recovery.
+    """
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+        self.num_stages = swarm.stages
+        names = peer_names(swarm.stages * swarm.replicas)
+        self.home = {name: index // swarm.replicas for index, name in enumerate(names)}
+        self._speeds = {name: swarm.speed(index) for index, name in enumerate(names)}
+        self.members: dict[PeerId, Member] = {}
+        self.launched: dict[str, str] = {}
+        self.lost: list[str] = []
+
+    def speed(self, name: str) -> float:
+        """Relative speed of the peer of that name."""
+        return self._speeds[name]
+
+    def names(self) -> set[str]:
+        """Names of all members."""
+        return {member.name for member in self.members.values()}
+
+    def name_of(self, peer: PeerId) -> str:
+        """A member's name."""
+        return self.members[peer].name
+
+    def describe(self, peers: Iterable[str]) -> str:
+        """Names where known, for messages."""
+        return ", ".join(sorted(self.members[PeerId(p)].name if p in self.members else p for p in peers))
+
+    def admit(self, peer: PeerId, name: str, address: str) -> None:
+        """Take in a peer that was launched.
+
+        Raises:
+            ValueError: nobody waits for one of that name.
+        """
+        if name not in self.launched:
+            raise ValueError(f"nobody waits for {name!r}")
+        self.members[peer] = Member(name, address, self.launched.pop(name))
+
+    def find(self, gone: str) -> PeerId | None:
+        """The member that a loss notice means: by identity, or by its launch's ticket."""
+        return next((peer for peer, member in self.members.items() if gone in (peer, member.ticket)), None)
+
+    def stillborn(self, gone: str) -> str | None:
+        """The name whose launch ended before its hello, taken off the list of launches."""
+        for name, ticket in self.launched.items():
+            if ticket == gone:
+                del self.launched[name]
+                return name
+        return None
+
+    def seated(self) -> list[tuple[PeerId, int]]:
+        """Peers that hold a stage, in order of stage and name."""
+        held = [(m.stage, m.name, peer) for peer, m in self.members.items() if m.stage is not None]
+        return [(peer, stage) for stage, _, peer in sorted(held)]
+
+    def unseated(self) -> list[tuple[PeerId, int]]:
+        """Members without a seat, each with the stage that waits for it, in the same order."""
+        free = [(self.home[m.name], m.name, peer) for peer, m in self.members.items() if m.stage is None]
+        return [(peer, stage) for stage, _, peer in sorted(free)]
+
+    def vacate(self) -> None:
+        """Take everybody's seat away: their states no longer count."""
+        for member in self.members.values():
+            member.stage = None
+
+    def holders(self, stage: int) -> tuple[PeerId, ...]:
+        """Peers that hold ``stage``, in an order that everybody shares."""
+        return tuple(peer for peer, held in self.seated() if held == stage)
+
+    def seats(self) -> list[Seat]:
+        """What a planner sees."""
+        return [Seat(peer, stage, self.speed(self.name_of(peer))) for peer, stage in self.seated()]
+
+    def missing(self) -> tuple[set[str], list[int]]:
+        """What hinders work: names still to come for stages that nobody holds, and such stages without a name."""
+        coming = self.names() | set(self.launched)
+        wanted: set[str] = set()
+        hopeless = []
+        for stage in range(self.num_stages):
+            if not self.holders(stage):
+                candidates = {name for name in coming if self.home[name] == stage}
+                wanted |= candidates
+                if not candidates:
+                    hopeless.append(stage)
+        return wanted - self.names(), hopeless
+
+    def tie(self, peer: PeerId, stage: int) -> tuple[tuple[PeerId, ...], PeerId | None]:
+        """Partners at the pipeline's other end, for a tied embedding: (send to, receive from)."""
+        if self.num_stages == 1 or stage not in (0, self.num_stages - 1):
+            return (), None
+        mine, theirs = self.holders(stage), self.holders(self.num_stages - 1 - stage)
+        index = mine.index(peer)
+        to = tuple(other for i, other in enumerate(theirs) if i % len(mine) == index)
+        return to, theirs[index % len(theirs)]

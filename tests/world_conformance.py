@@ -20,6 +20,7 @@ from talkoot.core.keys import Key
 from talkoot.world.api import FAILED, HELLO, LOST, Blank, Host, Launch, Lost, Message, World
 from talkoot.world.base import MAX_BODY_BYTES, MAX_FRAMES, MAX_TOPIC, rebuild_failure
 from talkoot.world.faults import Fault
+from talkoot.world.sim.simulation import PEER_FLOPS
 
 PUPPET = "world_conformance:puppet"
 STEPPER = "world_conformance:stepper"
@@ -137,7 +138,7 @@ async def crunch(world: World, seconds: float) -> float:
         spent.append(seconds if world.kind == "simulated" else time.perf_counter() - start)
 
     started = world.now()
-    await world.compute(work, seconds * 20e9)
+    await world.compute(work, seconds * PEER_FLOPS)
     return (world.now() - started) / spent[0]
 
 

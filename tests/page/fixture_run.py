@@ -116,9 +116,7 @@ class Story:
         for peer in self.peers:
             mine = tuple(index for index, way in enumerate(ways) if peer in way)
             busy = min(span * 0.95, (0.08 + 0.13 * len(mine)) / peer.speed)
-            facts = records.Worked(
-                stage=peer.stage, microbatches=mine, sent_bytes=len(mine) * 393_216, busy_s=busy
-            )
+            facts = records.Worked(stage=peer.stage, microbatches=mine, sent_bytes=len(mine) * 393_216, busy_s=busy)
             self.write("train.step", facts, key=peer.key, took=span * (0.8 + 0.2 * self.chance.random()))
         value = self.loss_at(self.step) if loss is None else loss
         rate = 0.003 * min((self.step + 1) / 12, 0.55 + 0.45 * math.cos(math.pi * self.step / self.steps))

@@ -103,9 +103,7 @@ def test_everything_can_be_reached_by_keyboard(chromium: playwright.Browser, rep
         for _ in range(9):
             page.keyboard.press("Tab")
             seen.append(
-                page.evaluate(
-                    "document.activeElement.name || document.activeElement.getAttribute('aria-label')"
-                )
+                page.evaluate("document.activeElement.name || document.activeElement.getAttribute('aria-label')")
             )
         assert {"axis", "span", "Table of peers", "Events, newest first"} <= set(seen)
 
@@ -133,9 +131,7 @@ def test_hostile_names_do_nothing(chromium: playwright.Browser, tmp_path: Path):
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[tuple[str, Story, subprocess.Popen[str]]]:
     story = eventful(tmp_path, steps=40, finished=False)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     yield process.stdout.readline().strip(), story, process
     story.log.close()
     process.kill()

@@ -117,10 +117,7 @@ def test_no_run_no_report(tmp_path: Path):
 def test_markup_escapes_everything_that_is_not_markup():
     assert tag("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
     assert escape("&'") == "&amp;&#x27;"
-    assert (
-        "<"
-        not in data_block("d", {"a": "</script><!--"})[len('<script type="application/json" id="d">') : -9]
-    )
+    assert "<" not in data_block("d", {"a": "</script><!--"})[len('<script type="application/json" id="d">') : -9]
 
 
 def test_words_for_numbers():

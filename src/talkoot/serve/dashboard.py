@@ -34,8 +34,7 @@ HEAD = Markup(
     '<link rel="stylesheet" href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css">'
 )
 FOOT = Markup(
-    '<script src="/static/uPlot.iife.min.js" defer></script>'
-    '<script type="module" src="/static/page.js"></script>'
+    '<script src="/static/uPlot.iife.min.js" defer></script><script type="module" src="/static/page.js"></script>'
 )
 
 
@@ -101,9 +100,7 @@ async def _view(request: Request) -> JSONResponse:
 async def _health(request: Request) -> JSONResponse:
     view = _picture(request).view
     state = {"status": "problem" if view["problem"] else "ok", "run": view["session"]["status"]}
-    return JSONResponse(
-        state | {"receipts": view["receipts"]["count"]}, status_code=503 if view["problem"] else 200
-    )
+    return JSONResponse(state | {"receipts": view["receipts"]["count"]}, status_code=503 if view["problem"] else 200)
 
 
 async def _metrics(request: Request) -> PlainTextResponse:

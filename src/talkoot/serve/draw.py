@@ -46,11 +46,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     size = 10.0 ** math.floor(math.log10(raw))
     stride = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * 0.999)
     first = math.ceil(low / stride - 1e-9)
-    return [
-        stride * (first + index)
-        for index in range(about * 3)
-        if stride * (first + index) <= high + 1e-9 * span
-    ]
+    return [stride * (first + index) for index in range(about * 3) if stride * (first + index) <= high + 1e-9 * span]
 
 
 def time_ticks(end: float, about: int = 6) -> list[float]:
@@ -95,9 +91,7 @@ def loss_figure(view: dict[str, Any]) -> Markup:
     ys = [_at("text", f"{y:.4g}", y=f"{(high - y) / (high - low) * 100:.1f}%", dy="0.32em") for y in levels]
     xs = [_at("text", f"{x:.6g}", x=f"{x / right * 100:.1f}%", y=14) for x in steps]
     words = f"Training loss over {right:.0f} steps, between {min(values):.3g} and {max(values):.3g}"
-    plot = tag(
-        "svg", *paths, viewbox="0 0 100 100", preserve="none", cls="plot", role="img", aria_label=words
-    )
+    plot = tag("svg", *paths, viewbox="0 0 100 100", preserve="none", cls="plot", role="img", aria_label=words)
     return tag(
         "div",
         tag("svg", *ys, cls="ys", aria_hidden="true"),
@@ -137,9 +131,7 @@ def timeline(view: dict[str, Any], *, last: bool = False) -> Markup:
         rows.append(_lane_row(lane["name"], stage, parts, lane["state"]))
     levels = time_ticks(span)
     labels = [_at("text", clock(x), x=f"{x / span * 100:.2f}%", y=14) for x in levels]
-    axis = tag(
-        "div", tag("span", cls="lane-name"), tag("svg", *labels, cls="axis", aria_hidden="true"), cls="lane"
-    )
+    axis = tag("div", tag("span", cls="lane-name"), tag("svg", *labels, cls="axis", aria_hidden="true"), cls="lane")
     return join([*rows, axis])
 
 
@@ -156,9 +148,7 @@ def _lane_row(name: str, stage: str, parts: list[Markup | None], state: str) -> 
 
 def _stay(stay: list[float], begin: float, span: float) -> Markup | None:
     x, width = _place(stay[0], stay[1], begin, span)
-    return (
-        tag("rect", x=f"{x:.3f}%", width=f"{width:.3f}%", y=10, height=2, cls="stay") if width > 0 else None
-    )
+    return tag("rect", x=f"{x:.3f}%", width=f"{width:.3f}%", y=10, height=2, cls="stay") if width > 0 else None
 
 
 def _work(work: list[Any], lane: dict[str, Any], begin: float, span: float, detailed: bool) -> Markup | None:
@@ -169,9 +159,7 @@ def _work(work: list[Any], lane: dict[str, Any], begin: float, span: float, deta
     box = {"x": f"{x:.3f}%", "width": f"{max(width, 0.08):.3f}%", "y": 4, "height": 14}
     if not detailed:
         return tag("rect", cls=cls, opacity=f"{0.45 + 0.55 * work[2]:.2f}", **box)
-    words = (
-        f"{lane['name']}, step {work[4] + 1}: {duration(work[1] - work[0])}, {work[2]:.0%} of it computing"
-    )
+    words = f"{lane['name']}, step {work[4] + 1}: {duration(work[1] - work[0])}, {work[2]:.0%} of it computing"
     done = {"x": f"{x:.3f}%", "width": f"{max(width * work[2], 0.08):.3f}%", "y": 4, "height": 14}
     return tag(
         "g",
@@ -225,9 +213,7 @@ def routes(view: dict[str, Any]) -> Markup:
         _at("text", f"stage {index}", x=f"{(index + 0.5) / len(columns) * 100:.2f}%", y=-8, cls="head")
         for index in range(len(columns))
     ]
-    words = "; ".join(
-        f"{len(path['microbatches'])} by way of {', '.join(path['peers'])}" for path in paths[:8]
-    )
+    words = "; ".join(f"{len(path['microbatches'])} by way of {', '.join(path['peers'])}" for path in paths[:8])
     return tag(
         "svg",
         tag("title", f"Microbatches of step {view['routes']['step']}: {words}"),
@@ -268,9 +254,7 @@ def _way(path: dict[str, Any], index: int, total: int, spots: dict[str, Any], he
     taken = ", ".join(str(number) for number in path["microbatches"][:12])
     words = tag("title", f"microbatch {taken}: {' → '.join(path['peers'])}")
     thick = min(1.5 + 0.75 * len(path["microbatches"]), 6)
-    return tag(
-        "path", words, d=d, cls=f"way w{index % 8}", stroke_width=thick, vector_effect="non-scaling-stroke"
-    )
+    return tag("path", words, d=d, cls=f"way w{index % 8}", stroke_width=thick, vector_effect="non-scaling-stroke")
 
 
 def _node(name: str, spot: tuple[float, float], width: float, stage: int | None, used: bool) -> Markup:

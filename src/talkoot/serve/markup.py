@@ -30,9 +30,7 @@ def tag(name: str, *children: object, **attributes: Any) -> Markup:
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        key = {"cls": "class", "for_": "for", "viewbox": "viewBox", "preserve": "preserveAspectRatio"}.get(
-            key, key
-        )
+        key = {"cls": "class", "for_": "for", "viewbox": "viewBox", "preserve": "preserveAspectRatio"}.get(key, key)
         text = "" if value is True else f'="{escape(number(value))}"'
         written.append(f" {key.replace('_', '-')}{text}")
     return Markup(f"<{name}{''.join(written)}>{join(children)}</{name}>")

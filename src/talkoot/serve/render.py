@@ -31,9 +31,8 @@ def heading(view: dict[str, Any]) -> Markup:
     """The run's name, its world and its status."""
     run, session = view["run"], view["session"]
     if not run:
-        return join(
-            [tag("h1", "No run yet"), tag("p", "The page fills as soon as the run begins.", cls="facts")]
-        )
+        words = tag("p", "The page fills as soon as the run begins.", cls="facts")
+        return tag("div", tag("h1", "No run yet"), words, cls="name")
     facts = [
         run["model"],
         f"{count(run['parameters'])} parameters",
@@ -99,20 +98,14 @@ def peers(view: dict[str, Any]) -> Markup:
         return tag("p", "Nobody has joined yet.", cls="empty")
     fast = any(row["speed"] is not None for row in rows)
     names = ["Peer", "Stage", "State", "Micro\u00adbatches", "Busy", "Sent", *(["Speed"] if fast else [])]
-    head = tag(
-        "tr", *(tag("th", name, scope="col", cls="n" if i > 2 else None) for i, name in enumerate(names))
-    )
+    head = tag("tr", *(tag("th", name, scope="col", cls="n" if i > 2 else None) for i, name in enumerate(names)))
     body = join(_peer(row, fast) for row in rows[:64])
     more = f"{len(rows) - 64} more are not listed." if len(rows) > 64 else ""
-    return join(
-        [tag("table", tag("thead", head), tag("tbody", body)), tag("p", more, cls="empty") if more else None]
-    )
+    return join([tag("table", tag("thead", head), tag("tbody", body)), tag("p", more, cls="empty") if more else None])
 
 
 def _peer(row: dict[str, Any], fast: bool) -> Markup:
-    stage = (
-        UNKNOWN if row["stage"] is None else tag("span", row["stage"], cls=f"holds {draw.hue(row['stage'])}")
-    )
+    stage = UNKNOWN if row["stage"] is None else tag("span", row["stage"], cls=f"holds {draw.hue(row['stage'])}")
     meter = UNKNOWN
     if row["busy"] is not None:
         bar = tag("rect", width=f"{row['busy'] * 100:.1f}%", height=4, rx=2)

@@ -205,16 +205,12 @@ class View:
         facts = receipt.read(records.Seated)
         self.peers.seat(facts.peer, facts.stage)
         source = f" (state from {clean(facts.source, 80)})" if facts.source else ""
-        self._tell(
-            receipt, "seat", f"{name_of(facts.name)} took stage {facts.stage}{source}.", facts.peer, mark=True
-        )
+        self._tell(receipt, "seat", f"{name_of(facts.name)} took stage {facts.stage}{source}.", facts.peer, mark=True)
 
     def _lost(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Gone)
         self.peers.lose(facts.peer, self.now)
-        self._tell(
-            receipt, "lost", f"{name_of(facts.name)} was lost: {clean(facts.reason)}", facts.peer, mark=True
-        )
+        self._tell(receipt, "lost", f"{name_of(facts.name)} was lost: {clean(facts.reason)}", facts.peer, mark=True)
 
     def _work(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Worked)

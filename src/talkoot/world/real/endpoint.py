@@ -139,9 +139,11 @@ class Endpoint:
         self._watches[peer] = asyncio.get_running_loop().create_task(self._watch(peer, monitor), name="watch")
 
     async def _watch(self, peer: PeerId, monitor: Any) -> None:
-        event = cast(dict[str, Any], await cast(Any, zmq.utils.monitor).recv_monitor_message(monitor))
+        try:
+            event = cast(dict[str, Any], await cast(Any, zmq.utils.monitor).recv_monitor_message(monitor))
+        finally:
+            monitor.close(linger=0)
         self.disconnect(peer)
-        monitor.close(linger=0)
         await self.drained()
         refused = event["event"] == zmq.EVENT_CLOSED
         self._lost(

@@ -98,9 +98,9 @@ class RealWorld(PeerWorld):
             verified = read_address(peer, address)
             if self._met.get(peer, address) != address:  # it moved: started again under its old identity
                 self._endpoint.disconnect(peer)
-        if peer != self.me and not self._endpoint.linked(peer):
-            self._wire.meet(peer, verified)
-            self._endpoint.connect(peer, verified)
+            if not self._endpoint.linked(peer):
+                self._wire.meet(peer, verified)
+                self._endpoint.connect(peer, verified)
         super().meet(peer, address)
 
     async def send(

@@ -1,0 +1,21 @@
+# The commands one needs. Each works from a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+INSTALL = $(VENV)/bin/pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint format bench
+
+demo:
+	$(PYTHON) -m venv $(VENV) && $(INSTALL) '.[hf]' && $(VENV)/bin/talkoot demo
+
+test:
+	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,dev]' && $(VENV)/bin/pytest
+
+lint:
+	$(VENV)/bin/ruff format --check src tests && $(VENV)/bin/ruff check src tests && $(VENV)/bin/pyright
+
+format:
+	$(VENV)/bin/ruff format src tests && $(VENV)/bin/ruff check --fix src tests
+
+bench:
+	for name in pipeline-speed sim-speed; do $(VENV)/bin/talkoot bench $$name || exit $$?; done

@@ -142,6 +142,11 @@ async def crunch(world: World, seconds: float) -> float:
     return (world.now() - started) / spent[0]
 
 
+async def stillborn(world: World, argument: bytes) -> None:
+    """Fail before saying hello."""
+    raise TalkootError("no such file", where="a.txt", why="it is gone", next="bring it", code=Exit(4))
+
+
 async def stepper(world: World, argument: bytes) -> None:
     """Walk through four steps of two phases, twice, and tell the lead when each point was passed."""
     assert world.lead is not None
@@ -447,6 +452,15 @@ async def check_errors_cross(host: Host) -> None:
     assert set(await cast.losses(2)) == {cast.peers["a"], cast.tickets["a"]}
 
 
+async def check_errors_before_the_hello_cross(host: Host) -> None:
+    """A lead hears why what it launched never came, not only that it did not."""
+    ticket = host.launch(Launch(name="a", program="world_conformance:stillborn"))
+    message = await host.receive(FAILED, LOST, timeout=PATIENCE)
+    assert message.topic == FAILED
+    assert rebuild_failure(message).where == "peer a: a.txt"
+    assert (await host.receive(LOST, timeout=PATIENCE)).sender == ticket
+
+
 async def check_dismissal(host: Host) -> None:
     """Everybody ends, busy, waiting or frozen, and the lead may start anew."""
     cast = Cast(host)
@@ -522,6 +536,7 @@ async def check_bad_messages_are_not_sent(host: Host) -> None:
         for topic, body, frames in (
             (LOST, None, ()),
             (HELLO, None, (b"frame",)),
+            (FAILED, None, (b"frame",)),
             ("x" * (MAX_TOPIC + 1), None, ()),
             ("many", None, [b""] * (MAX_FRAMES + 1)),
             ("body", Done("x" * (MAX_BODY_BYTES + 1)), ()),

@@ -77,11 +77,12 @@ def pipeline(job: Recipe, rank: int, port: int, results: Any) -> None:
             schedule.step(batch[:, :-1])
         else:
             schedule.step(target=batch[:, 1:], losses=[])
-        square = sum(p.grad.square().sum() for p in module.parameters())
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        square = sum(gradient.square().sum() for gradient in gradients)
         dist.all_reduce(square)  # the clip needs the whole model's norm
         scale = job.train.clip / max(float(square) ** 0.5, job.train.clip)
-        for parameter in module.parameters():
-            parameter.grad.mul_(scale)
+        for gradient in gradients:
+            gradient.mul_(scale)
         optimizer.step()
         times.append(time.time())
     if rank == 0:

@@ -2,16 +2,21 @@
 
 Within a stage, microbatches are shared out in contiguous blocks in proportion to the peers' speeds. The order is
 one forward, one backward (PipeDream-flush; Narayanan et al., 2021, "Memory-Efficient Pipeline-Parallel DNN
-Training"): a peer at distance d from the last stage starts with d forwards, then alternates, so it never holds more
-than d + 1 activations. All peers follow one global order of microbatches, which rules out cyclic waits.
+Training"): a peer at distance d from the last stage starts with d + 1 forwards, then alternates, so it never holds
+more than d + 1 activations. Where stages have unlike numbers or speeds of peers, that pattern alone may wait in a
+circle: a forward for a backward that waits for this very forward. The orders are therefore those of one execution,
+played through on peers of the given speeds, in which nobody ever waits for work while it has other work to do.
+Such an execution cannot get stuck (the last stage can always go back at once, so the one before it always gets rid
+of what it holds, and so on to the first), and what was executed once can be executed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 
 from talkoot.core.ids import PeerId
-from talkoot.plan.steps import Hop, Path, Seat, StepPlan, Work, planners
+from talkoot.plan.steps import Hop, Path, Phase, Seat, StepPlan, Work, planners
 
 
 def share(count: int, weights: Sequence[float]) -> list[int]:
@@ -25,15 +30,53 @@ def share(count: int, weights: Sequence[float]) -> list[int]:
     return parts
 
 
-def one_forward_one_backward(microbatches: Sequence[int], distance: int) -> tuple[Work, ...]:
-    """The 1F1B order of ``microbatches`` for a peer ``distance`` stages before the last."""
-    warm_up = min(distance, len(microbatches))
-    order = [Work("forward", microbatch) for microbatch in microbatches[:warm_up]]
-    for index, microbatch in enumerate(microbatches):
-        if index + warm_up < len(microbatches):
-            order.append(Work("forward", microbatches[index + warm_up]))
-        order.append(Work("backward", microbatch))
-    return tuple(order)
+def one_forward_one_backward(
+    servers: Sequence[Sequence[PeerId]], speeds: Mapping[PeerId, float], rank: Sequence[int]
+) -> dict[str, tuple[Work, ...]]:
+    """Every peer's 1F1B order.
+
+    Args:
+        servers: ``servers[stage][microbatch]``, the paths.
+        speeds: by peer; a forward takes 1 / speed, a backward twice that.
+        rank: which microbatch goes first where several could.
+    """
+    last = len(servers) - 1
+    stage_of = {peer: stage for stage, peers in enumerate(servers) for peer in peers}
+    ready: dict[str, dict[str, list[tuple[int, int]]]] = {peer: {"forward": [], "backward": []} for peer in stage_of}
+    orders: dict[str, list[Work]] = {peer: [] for peer in stage_of}
+    held = dict.fromkeys(stage_of, 0)
+    working: list[tuple[float, str, Phase, int]] = []  # a heap: who ends what when
+    for microbatch, peer in enumerate(servers[0]):
+        heappush(ready[peer]["forward"], (rank[microbatch], microbatch))
+
+    def start(peer: PeerId, now: float) -> None:
+        waiting = ready[peer]
+        phase: Phase = "forward" if waiting["forward"] and held[peer] <= last - stage_of[peer] else "backward"
+        if waiting[phase]:
+            _, microbatch = heappop(waiting[phase])
+            orders[peer].append(Work(phase, microbatch))
+            held[peer] += 1 if phase == "forward" else -1
+            heappush(working, (now + (1 if phase == "forward" else 2) / speeds[peer], peer, phase, microbatch))
+
+    idle = set(stage_of)
+    now = 0.0
+    while True:
+        for peer in sorted(idle):
+            start(peer, now)
+        if not working:
+            return {peer: tuple(order) for peer, order in orders.items()}
+        now = working[0][0]
+        idle = stage_of.keys() - {peer for _, peer, _, _ in working}
+        while working and working[0][0] == now:
+            _, name, phase, microbatch = heappop(working)
+            idle.add(name)
+            stage = stage_of[name]
+            if phase == "forward" and stage < last:
+                heappush(ready[servers[stage + 1][microbatch]]["forward"], (rank[microbatch], microbatch))
+            elif phase == "forward":
+                heappush(ready[name]["backward"], (rank[microbatch], microbatch))
+            elif stage:
+                heappush(ready[servers[stage - 1][microbatch]]["backward"], (rank[microbatch], microbatch))
 
 
 @planners.register("straight")
@@ -54,10 +97,6 @@ def straight(seats: Sequence[Seat], num_stages: int, num_microbatches: int) -> S
     # Interleave the pipelines: the k-th microbatch of each origin comes before the (k+1)-th of any.
     origins = servers[0]
     turn = {m: origins[:m].count(origins[m]) for m in range(num_microbatches)}
-    ranked = sorted(range(num_microbatches), key=lambda m: (turn[m], m))
-    orders: dict[str, tuple[Work, ...]] = {}
-    for stage in range(num_stages):
-        for peer in dict.fromkeys(servers[stage]):
-            mine = [m for m in ranked if servers[stage][m] == peer]
-            orders[peer] = one_forward_one_backward(mine, num_stages - 1 - stage)
+    rank = [turn[m] * num_microbatches + m for m in range(num_microbatches)]
+    orders = one_forward_one_backward(servers, {seat.peer: seat.speed for seat in seats}, rank)
     return StepPlan(paths, orders)

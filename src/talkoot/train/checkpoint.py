@@ -86,7 +86,7 @@ def read_manifest(path: Path) -> Manifest:
                 next="upgrade talkoot: pip install --upgrade talkoot",
             )
         return msgspec.json.decode(data, type=Manifest)
-    except (OSError, ValueError, AttributeError, msgspec.ValidationError) as problem:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as problem:
         raise TalkootError(
             "a checkpoint cannot be read",
             where=str(path),
@@ -119,10 +119,15 @@ def newest(folder: Path, blobs: Blobs, at_most: int | None = None) -> tuple[Mani
     return None, warnings
 
 
-def prune(folder: Path, blobs: Blobs, keep: int) -> None:
-    """Keep the newest ``keep`` snapshots and the blobs they need."""
-    paths = manifests(folder)
-    for path in paths[keep:]:
+def prune(folder: Path, blobs: Blobs, keep: int, step: int) -> None:
+    """Keep the newest ``keep`` snapshots up to ``step``, the one just written, and the blobs they need.
+
+    Later ones are of commits that were rolled back (or they were damaged, and passed over): they go, because counted
+    among the newest they would push out the good ones.
+    """
+    last = f"step-{step:08d}.json"
+    paths = [path for path in manifests(folder) if path.name <= last]
+    for path in [*paths[keep:], *(path for path in manifests(folder) if path.name > last)]:
         path.unlink(missing_ok=True)
     wanted: set[str] = set()
     for path in paths[:keep]:

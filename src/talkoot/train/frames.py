@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from talkoot.world.api import Blank, Frame
 def to_frame(tensor: Tensor) -> memoryview:
     """The tensor's bytes, without a copy when it is contiguous and on the CPU."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def from_frame(frame: Frame, dtype: torch.dtype, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

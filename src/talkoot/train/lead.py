@@ -6,20 +6,23 @@ it knows from the log, so it can be started again at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 import msgspec
 
 import talkoot
 from talkoot.core.codec import encode, negotiate
 from talkoot.core.errors import Exit, TalkootError
-from talkoot.core.fold import Entry, State, fold
+from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
-from talkoot.core.receipt import Receipt, Signed, Task, body, sign
+from talkoot.core.receipt import Signed
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Saved
+from talkoot.train.journal import Journal, Observer
+from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Ready, Saved
 from talkoot.train.peer import Job
 from talkoot.train.records import (
     Checkpointed,
@@ -35,7 +38,7 @@ from talkoot.train.records import (
     Start,
     Warned,
 )
-from talkoot.train.recovery import Loss, climb
+from talkoot.train.recovery import Loss, climb, rungs
 from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
@@ -44,7 +47,7 @@ NOTICES = (LOST, FAILED, HELLO)
 PROGRAM = "talkoot.train.peer:train_peer"
 MAX_RESPAWNS = 20  # of one name: more means a machine that cannot work, not bad luck
 
-Observer = Callable[[Entry, State], None]
+A = TypeVar("A")
 
 
 class PeersLost(Exception):
@@ -82,8 +85,7 @@ class Lead:
         self.evaluated_at: int | None = None
         self.saved_at: int | None = None
         self.stop_requested = False
-        self._log, self._observer = log, observer
-        self.state: State = fold(log.entries())
+        self.journal = Journal(world, log, self.recipe.seed, observer)
         self.generation = self.state["train"].generation + (1 if self.state.position else 0)
         self.roster = Roster(self.recipe.swarm)
         self.state_hash = ""
@@ -94,7 +96,10 @@ class Lead:
         self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
         self._respawns: dict[str, int] = {}
 
-    # -- the log ---------------------------------------------------------------------------------------------
+    @property
+    def state(self) -> State:
+        """The run's state, as folded from its log."""
+        return self.journal.state
 
     @property
     def step(self) -> int:
@@ -102,26 +107,15 @@ class Lead:
         return self.state["train"].step
 
     def record(self, op: str, facts: Facts, *, step: int | None = None, parents: tuple[str, ...] = ()) -> None:
-        """Sign a receipt of the lead's own and append it."""
-        world, now = self.world, self.world.now()
-        receipt = Receipt(
-            run=world.run,
-            generation=self.generation,
-            step=self.step if step is None else step,
-            peer=world.me,
-            task=Task(op=op, seed=self.recipe.seed),
-            body=body(facts),
-            started=now,
-            ended=now,
-            parents=parents,
-        )
-        self.accept(sign(receipt, world.key))
+        """Write a receipt of the lead's own into the log."""
+        self.journal.record(op, facts, self.generation, self.step if step is None else step, parents)
 
-    def accept(self, signed: Signed) -> Digest:
-        """Append somebody's receipt after checking its signature; returns its id."""
-        entry, self.state = self._log.append(signed, self.state)
-        self._observer(entry, self.state)
-        return entry.id
+    def accept_work(self, peer: PeerId, signed: Signed | None, step: int) -> Digest:
+        """Write a peer's receipt for its part of ``step`` into the log, or expel it; returns the receipt's id."""
+        try:
+            return self.journal.append_work(peer, signed, self.generation, step)
+        except ValueError as problem:
+            self.expel(peer, f"its receipt is not acceptable: {problem}")
 
     # -- talking ---------------------------------------------------------------------------------------------
 
@@ -129,19 +123,23 @@ class Lead:
         """Send to one peer under the current generation."""
         await self.world.send(peer, topic, facts, generation=self.generation, step=step)
 
-    async def gather(self, topic: str, peers: Iterable[PeerId]) -> dict[PeerId, Message]:
-        """One answer on ``topic`` from each of ``peers``, of the current generation.
+    async def gather(self, topic: str, peers: Iterable[PeerId], kind: type[A], step: int) -> dict[PeerId, A]:
+        """One answer of type ``kind`` on ``topic`` from each of ``peers``, of this generation and ``step``.
 
         Raises:
-            PeersLost: somebody went away meanwhile.
+            PeersLost: somebody went away meanwhile, or sent nonsense and was expelled.
             TalkootError: a peer failed, or nothing moved for ``train.patience_s``.
         """
-        answers: dict[PeerId, Message] = {}
+        answers: dict[PeerId, A] = {}
         wanted = set(peers)
         while wanted:
             message = await self._next(topic, wanted)
-            if message.topic == topic and message.generation == self.generation and message.sender in wanted:
-                answers[message.sender] = message
+            current = (message.topic, message.generation, message.step) == (topic, self.generation, step)
+            if current and message.sender in wanted:
+                try:
+                    answers[message.sender] = message.read(kind)
+                except ValueError as problem:
+                    self.expel(message.sender, f"its '{topic}' makes no sense: {problem}")
                 wanted.discard(message.sender)
         return {peer: answers[peer] for peer in sorted(answers)}
 
@@ -170,6 +168,8 @@ class Lead:
     def _admit(self, message: Message) -> None:
         try:
             hello = message.read(Hello)
+            if hello.name not in self.roster.launched:
+                return  # nobody waits for it; that it speaks another protocol is then no reason to end the run
             negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
             self.world.meet(message.sender, hello.address)
             self.roster.admit(message.sender, hello.name, hello.address)
@@ -186,11 +186,32 @@ class Lead:
         peer = roster.find(message.sender)
         if peer is None:
             return  # known already: both its connection and its process report the same end
+        self._strike_off(peer, message.read(Lost).reason)
+
+    def _strike_off(self, peer: PeerId, reason: str) -> None:
+        roster = self.roster
         member = roster.members.pop(peer)
-        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=message.read(Lost).reason))
-        if not roster.lost:
+        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
+        if self.step > member.since:
+            self._respawns.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
+        if not roster.lost and self._recovering is None:
             self._lost_at = self.world.now()
         roster.lost.append(member.name)
+
+    def expel(self, peer: PeerId, reason: str) -> NoReturn:
+        """End a peer whose word cannot be taken, and treat it as lost.
+
+        Raises:
+            PeersLost: always.
+        """
+        self._put_down(self.roster.name_of(peer))
+        self._strike_off(peer, reason)
+        raise PeersLost(self.roster.lost)
+
+    def _put_down(self, name: str) -> None:
+        """End the process of that name, if there is one: what stands still must not wake up beside its replacement."""
+        with suppress(KeyError, ProcessLookupError):  # it is gone, as it should be
+            self.world.disturb(name, "kill")
 
     def _launch(self, name: str, *, faults: bool = False) -> None:
         attempts = self._respawns[name] = self._respawns.get(name, -1) + 1
@@ -202,6 +223,7 @@ class Lead:
                 next="look at its messages above; the machine may lack memory",
                 code=Exit.UNREACHABLE,
             )
+        self._put_down(name)
         launch = Launch(
             name=name,
             program=PROGRAM,
@@ -216,6 +238,8 @@ class Lead:
 
     def assemble(self) -> None:
         """Start or continue the run: launch all peers and go back to the newest snapshot."""
+        for rung in self.recipe.train.recovery:
+            rungs[rung]  # a misspelt method must not wait for the first loss to be noticed
         resumed = self.state.position > 0
         self._open()
         for name in self.roster.home:
@@ -224,7 +248,8 @@ class Lead:
 
     def _open(self) -> None:
         if self.state.position:
-            self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__))
+            stages = tuple(self.stages)
+            self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages))
             return
         config = self.job.config
         start = Start(
@@ -303,12 +328,15 @@ class Lead:
         for name in names:
             if self.recipe.swarm.respawn and name not in roster.launched:
                 self._launch(name)
+        before = self._recovering[1] if self._recovering is not None else ()
         if self._vacated:
+            if self._recovering is not None:
+                self._recovering = (self._recovering[0], before + names)
             return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
         survivors = tuple(roster.holders(stage) for stage in range(self.num_stages))
         loss = Loss(survivors, self.step, self.state["train"].checkpoint)
         rescue = climb(self.recipe.train.recovery, loss)
-        self._recovering = (rescue.rung, names)
+        self._recovering = (rescue.rung, before + names)
         if loss.empty_stages or rescue.step < self.step:
             self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)
 
@@ -336,11 +364,11 @@ class Lead:
             await self.tell(peer, "assign", assign, self.step)
             if donor is not None:
                 await self.tell(donor, "give", Give(peer), self.step)
-        await self.gather("ready", sources)
+        await self.gather("ready", sources, Ready, self.step)
         self._vacated = False
         for peer, stage in vacant:
             member = self.roster.members[peer]
-            member.stage = stage
+            member.stage, member.since = stage, self.step
             self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
 
     # -- snapshots and the end -------------------------------------------------------------------------------
@@ -350,8 +378,8 @@ class Lead:
         savers = [self.roster.holders(stage)[0] for stage in range(self.num_stages)]
         for peer in savers:
             await self.tell(peer, "save", None, self.step)
-        answers = await self.gather("saved", savers)
-        saved = [answers[peer].read(Saved) for peer in savers]
+        answers = await self.gather("saved", savers, Saved, self.step)
+        saved = [answers[peer] for peer in savers]
         tensors = {name: value for shard in saved for name, value in shard.tensors.items()}
         manifest = snapshots.Manifest(
             run=self.world.run,
@@ -368,7 +396,7 @@ class Lead:
         size = sum(shard.size for shard in saved)
         self.record("train.checkpoint", Checkpointed(manifest=name, state_hash=manifest.state_hash, num_bytes=size))
         if self.folder is not None:
-            snapshots.prune(self.folder, self.world.blobs, self.recipe.train.keep_checkpoints)
+            snapshots.prune(self.folder, self.world.blobs, self.recipe.train.keep_checkpoints, self.step)
         self.state_hash, self.saved_at = manifest.state_hash, self.step
         return manifest.state_hash
 

@@ -97,17 +97,16 @@ async def compute(lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = Fal
             evaluate=evaluate,
         )
         await lead.tell(peer, "begin", share, step)
-    answers = await lead.gather("prepared", [peer for peer, _ in lead.roster.seated()])
-    return {peer: message.read(Prepared) for peer, message in answers.items()}
+    return await lead.gather("prepared", [peer for peer, _ in lead.roster.seated()], Prepared, step)
 
 
 async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared], step: int) -> None:
     """Check what the peers prepared, write it down, and only then let everybody apply it."""
     recipe = lead.recipe.train
-    losses = collect_losses(lead, prepared, len(plan.paths), step)
+    losses = collect_losses(lead, plan, prepared, step)
     norm = gradient_norm(lead, prepared, step)
     rate = learning_rate(recipe, step)
-    parents = [lead.accept(answer.receipt) for answer in prepared.values() if answer.receipt is not None]
+    parents = [lead.accept_work(peer, answer.receipt, step) for peer, answer in prepared.items()]
     facts = Committed(
         loss=math.fsum(losses) / len(losses),
         losses=tuple(losses),
@@ -129,31 +128,29 @@ async def evaluate(lead: Lead, step: int) -> None:
         return
     plan = planners["straight"](lead.roster.seats(), lead.num_stages, count)
     prepared = await compute(lead, plan, step, evaluate=True)
-    losses = collect_losses(lead, prepared, count, step)
+    losses = collect_losses(lead, plan, prepared, step)
     tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
     lead.record("train.evaluate", Evaluated(loss=math.fsum(losses) / count, tokens=tokens), step=step)
     lead.evaluated_at = step
 
 
-def collect_losses(lead: Lead, prepared: Mapping[PeerId, Prepared], count: int, step: int) -> list[float]:
-    """The loss of each microbatch, each reported exactly once and finite."""
-    losses: dict[int, float] = {}
-    for answer in prepared.values():
-        for microbatch, loss in answer.losses:
-            if microbatch in losses:
-                raise ValueError(f"microbatch {microbatch} of step {step} was computed twice")
-            losses[microbatch] = loss
-    if sorted(losses) != list(range(count)):
-        raise ValueError(f"step {step} has losses for microbatches {sorted(losses)}, not for all {count}")
-    for microbatch, loss in sorted(losses.items()):
+def collect_losses(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared], step: int) -> list[float]:
+    """The loss of each microbatch in order, from the peer at the end of its path, finite."""
+    losses: list[float] = []
+    for path in sorted(plan.paths, key=lambda path: path.microbatch):
+        peer = path.hops[-1].peer
+        loss = dict(prepared[peer].losses).get(path.microbatch)
+        if loss is None:
+            lead.expel(peer, f"it reported no loss for microbatch {path.microbatch} of step {step}")
         if not math.isfinite(loss):
-            raise _not_finite(lead, step, f"the loss of microbatch {microbatch} is {loss}")
-    return [losses[microbatch] for microbatch in range(count)]
+            raise _not_finite(lead, step, f"the loss of microbatch {path.microbatch} is {loss}")
+        losses.append(loss)
+    return losses
 
 
 def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) -> float:
-    """Norm of the whole model's mean gradient, summed in canonical order; replicas must agree on it."""
-    total = 0.0
+    """Norm of the whole model's mean gradient, a sum whose bits no order changes; replicas must agree on it."""
+    squares: list[float] = []
     for stage in range(lead.num_stages):
         holders = lead.roster.holders(stage)
         norms = prepared[holders[0]].norms
@@ -167,7 +164,8 @@ def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) ->
                     next="remove the faulty machine and run the same command again: it resumes",
                     code=Exit.FAILED_CHECK,
                 )
-        total += sum(norms)
+        squares += norms
+    total = math.fsum(squares)  # exactly rounded: the same bits however the model is cut into stages
     if not math.isfinite(total):
         raise _not_finite(lead, step, f"the squared gradient norm is {total}")
     return math.sqrt(total)

@@ -49,6 +49,12 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
     blobs: tuple[str, ...] = ()
 
 
+class Ready(msgspec.Struct, frozen=True):
+    """Peer to lead, ``ready``: I hold the stage that I was assigned."""
+
+    stage: int
+
+
 class Give(msgspec.Struct, frozen=True):
     """Lead to peer, ``give``: send your state to ``to``."""
 

@@ -25,6 +25,7 @@ from talkoot.train.messages import (
     Introduce,
     Item,
     Prepared,
+    Ready,
     Saved,
 )
 from talkoot.train.recipe import Recipe
@@ -102,14 +103,14 @@ class Peer:
                 continue  # the lead decides what another peer's loss means
             if message.sender != self.lead or message.generation < self.generation:
                 continue
-            self._enter(message.generation)
+            await self._enter(message.generation)
             match message.topic:
                 case "introduce":
                     for contact in message.read(Introduce).contacts:
                         world.meet(PeerId(contact.peer), contact.address)
                 case "assign":
                     await self._cancel()
-                    await self._assign(message.read(Assign))
+                    self.running = tasks.create_task(self._assign(message.read(Assign)))
                 case "give":
                     await self._give(message.read(Give), message.step)
                 case "begin":
@@ -122,8 +123,11 @@ class Peer:
                 case "stop":
                     return await self._cancel()
 
-    def _enter(self, generation: int) -> None:
+    async def _enter(self, generation: int) -> None:
         if generation > self.generation:
+            # Before anything else: work of the old generation must not speak in the name of the new one, and an
+            # assignment may be waiting for the state of a donor that is gone.
+            await self._cancel()
             self.generation = generation
             self.world.discard(lambda message: message.generation < generation and message.topic not in (LOST, "stop"))
 
@@ -141,7 +145,7 @@ class Peer:
             stage.load([b"".join(bytes(frame) for frame in message.frames if isinstance(frame, _BYTES))], assign.step)
         elif assign.blobs:
             stage.load([self.world.blobs.get(name) for name in assign.blobs], assign.step)
-        await self._tell("ready", None, assign.step)
+        await self._tell("ready", Ready(assign.stage), assign.step)
 
     async def _give(self, give: Give, step: int) -> None:
         state, _ = self._held().save()

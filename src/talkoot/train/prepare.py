@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from talkoot.core.errors import TalkootError
 from talkoot.data import TokenFile, Windows, load_tokens, read_documents
+from talkoot.data.pack import Tokenizer as PackTokenizer
 from talkoot.model.config import ModelConfig
 from talkoot.model.hf_config import load_config
 from talkoot.model.tokenizer import Tokenizer
@@ -31,13 +33,26 @@ def prepare_tokenizer(recipe: Recipe, folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.train(read_documents(recipe.data.source, recipe.data.column), int(size))
     else:
         tokenizer = Tokenizer.load(spec)
-    tokenizer.save(kept)
+    half = folder / f"{TOKENIZER_FOLDER}.partial"
+    tokenizer.save(half)
+    half.replace(kept)  # whole or not at all: half a tokenizer would be taken for another one
     return tokenizer
 
 
 def prepare_tokens(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> TokenFile:
-    """The recipe's text as tokens, packed once."""
-    return load_tokens(recipe.data.source, tokenizer, folder / TOKENS_FOLDER, recipe.data.column)
+    """The recipe's text as tokens, packed once.
+
+    Raises:
+        TalkootError: the tokenizer has no token that ends a document.
+    """
+    if tokenizer.eos_id is None:
+        raise TalkootError(
+            "the tokenizer has no end-of-text token",
+            where=recipe.model.load or recipe.data.tokenizer,
+            why="documents are joined with one, and neither tokenizer_config.json nor its special tokens name it",
+            next="set eos_token in the tokenizer's tokenizer_config.json",
+        )
+    return load_tokens(recipe.data.source, cast(PackTokenizer, tokenizer), folder / TOKENS_FOLDER, recipe.data.column)
 
 
 def open_windows(recipe: Recipe, tokens: str) -> Windows:
@@ -63,7 +78,7 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer | None = None, vocab_size:
             tokenizer.vocab_size if tokenizer else vocab_size,
             max_positions=max(2048, recipe.model.context),
             bos_id=tokenizer.bos_id if tokenizer else None,
-            eos_ids=(tokenizer.eos_id,) if tokenizer else (),
+            eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
         )
     config = load_config(recipe.model.load)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:

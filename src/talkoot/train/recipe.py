@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -17,7 +19,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A part of a recipe; unknown keys are refused with the nearest valid one."""
 
 
-class Data(_Section):
+class Data(_Section, frozen=True, kw_only=True):
     """Where the text comes from.
 
     Attributes:
@@ -33,7 +35,7 @@ class Data(_Section):
     tokenizer: str = "bpe:1024"
 
 
-class Model(_Section):
+class Model(_Section, frozen=True, kw_only=True):
     """What is trained.
 
     Attributes:
@@ -53,7 +55,7 @@ class Model(_Section):
     compile: bool = False
 
 
-class Train(_Section):
+class Train(_Section, frozen=True, kw_only=True):
     """How it is trained.
 
     Attributes:
@@ -92,7 +94,7 @@ class Train(_Section):
     patience_s: float = 300.0
 
 
-class Swarm(_Section):
+class Swarm(_Section, frozen=True, kw_only=True):
     """Who trains it.
 
     Attributes:
@@ -115,7 +117,7 @@ class Swarm(_Section):
         return self.speeds[index] if index < len(self.speeds) else 1.0
 
 
-class Recipe(_Section):
+class Recipe(_Section, frozen=True, kw_only=True):
     """A whole run."""
 
     name: str = "run"
@@ -142,6 +144,9 @@ class Recipe(_Section):
         for key, value in positive.items():
             if value < 1:
                 raise _bad(key, f"it is {value}, it must be at least 1")
+        for key, value, fits, rule in _ranges(self):
+            if not fits:  # NaN fits nowhere
+                raise _bad(key, f"it is {value}, it must be {rule}")
         if swarm.replicas > train.microbatches:
             raise _bad("swarm.replicas", f"{swarm.replicas} replicas share {train.microbatches} microbatches")
         if any(not 0 < speed <= 1 for speed in swarm.speeds):
@@ -152,6 +157,25 @@ class Recipe(_Section):
                 raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
             if fault.phase not in PHASES:
                 raise _bad("faults.phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
+
+
+def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
+    """(key, value, whether it is permitted, what is permitted) of the numbers that are not counts."""
+    train = recipe.train
+    yield "seed", recipe.seed, -(2**63) <= recipe.seed < 2**63, "a 64-bit integer"
+    for name in ("learning_rate", "epsilon", "patience_s"):
+        value = getattr(train, name)
+        yield f"train.{name}", value, 0 < value < math.inf, "above 0"
+    for name in ("weight_decay", "clip", "warmup", "final_rate"):
+        value = getattr(train, name)
+        yield f"train.{name}", value, 0 <= value < math.inf, "at least 0"
+    for name in ("beta1", "beta2"):
+        value = getattr(train, name)
+        yield f"train.{name}", value, 0 <= value < 1, "in [0, 1)"
+    yield "train.decay", train.decay, 0 <= train.decay <= 1, "a share of the steps, in [0, 1]"
+    for name in ("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"):
+        value = getattr(train, name)
+        yield f"train.{name}", value, value >= 0, "at least 0"
 
 
 PHASES = ("begin", "forward", "backward", "mix", "prepare", "commit")
@@ -213,6 +237,13 @@ def _override(tree: dict[str, Any], text: str) -> None:
 
 
 def _refuse_unknown(tree: Any, kind: Any, prefix: str, where: str) -> None:
+    inner = get_args(kind)  # tuple[Fault, ...], Mapping[str, Link]
+    if isinstance(tree, list) and get_origin(kind) is tuple and inner:
+        for index, value in enumerate(tree):
+            _refuse_unknown(value, inner[0], f"{prefix.rstrip('.')}[{index}].", where)
+    elif isinstance(tree, dict) and len(inner) == 2:
+        for key, value in tree.items():
+            _refuse_unknown(value, inner[1], f"{prefix}{key}.", where)
     if not isinstance(tree, dict) or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}

@@ -15,7 +15,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all bodies."""
 
 
-class Start(Facts):
+class Start(Facts, frozen=True, kw_only=True):
     """``run.start``: what this run is. ``recipe`` and ``config`` are plain data, as read."""
 
     world: str
@@ -28,34 +28,35 @@ class Start(Facts):
     tokenizer: str = ""
 
 
-class Resume(Facts):
-    """``run.resume``: the lead was started again."""
+class Resume(Facts, frozen=True, kw_only=True):
+    """``run.resume``: the lead was started again; ``stages`` is the cut that holds from here on (empty = as before)."""
 
     world: str
     talkoot: str
+    stages: tuple[tuple[int, int], ...] = ()
 
 
-class End(Facts):
+class End(Facts, frozen=True, kw_only=True):
     """``run.end``: the lead stopped; ``reason`` is ``done``, ``interrupted`` or an error."""
 
     reason: str
     state_hash: str = ""
 
 
-class Warned(Facts):
+class Warned(Facts, frozen=True, kw_only=True):
     """``run.warning``: something the user should know and nothing that stops the run."""
 
     text: str
 
 
-class Joined(Facts):
+class Joined(Facts, frozen=True, kw_only=True):
     """``peer.join``: a peer said hello."""
 
     peer: str
     name: str
 
 
-class Seated(Facts):
+class Seated(Facts, frozen=True, kw_only=True):
     """``peer.seat``: a peer holds a stage and its state is that of ``step``; ``source`` says where from."""
 
     peer: str
@@ -64,7 +65,7 @@ class Seated(Facts):
     source: str
 
 
-class Gone(Facts):
+class Gone(Facts, frozen=True, kw_only=True):
     """``peer.lost``: a peer is no longer there."""
 
     peer: str
@@ -72,7 +73,7 @@ class Gone(Facts):
     reason: str
 
 
-class Worked(Facts):
+class Worked(Facts, frozen=True, kw_only=True):
     """``train.step``: a peer's own account of its part of a step."""
 
     stage: int
@@ -81,7 +82,7 @@ class Worked(Facts):
     busy_s: float
 
 
-class Committed(Facts):
+class Committed(Facts, frozen=True, kw_only=True):
     """``train.commit``: a step was applied by everybody.
 
     Attributes:
@@ -96,14 +97,14 @@ class Committed(Facts):
     gradient_norm: float
 
 
-class Evaluated(Facts):
+class Evaluated(Facts, frozen=True, kw_only=True):
     """``train.evaluate``: mean held-out loss, nats per token."""
 
     loss: float
     tokens: int
 
 
-class Checkpointed(Facts):
+class Checkpointed(Facts, frozen=True, kw_only=True):
     """``train.checkpoint``: a whole snapshot exists."""
 
     manifest: str
@@ -111,13 +112,13 @@ class Checkpointed(Facts):
     num_bytes: int
 
 
-class RolledBack(Facts):
+class RolledBack(Facts, frozen=True, kw_only=True):
     """``train.rollback``: commits from ``step`` on are void; the run goes on from there."""
 
     reason: str
 
 
-class Recovered(Facts):
+class Recovered(Facts, frozen=True, kw_only=True):
     """``train.recover``: which rung of the ladder served, and how long nothing was computed."""
 
     rung: str
@@ -227,6 +228,8 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
     if receipt.generation < state.generation:
         raise ValueError(f"generation {receipt.generation} is stale, the run is at {state.generation}")
     match receipt.op:
+        case "run.resume":  # so that no two sessions share a generation, even when one of them committed nothing
+            return replace(state, generation=receipt.generation)
         case "train.commit":
             facts = receipt.read(Committed)
             if receipt.step != state.step:
@@ -237,8 +240,11 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
             if receipt.step > state.step:
                 raise ValueError("a rollback goes back")
             per_step = state.tokens // state.step if state.step else 0
+            void = state.checkpoint is not None and state.checkpoint > receipt.step
             return replace(
                 state,
+                checkpoint=(receipt.step or None) if void else state.checkpoint,  # a later one was passed over
+                manifest="" if void else state.manifest,
                 step=receipt.step,
                 tokens=per_step * receipt.step,
                 generation=receipt.generation,
@@ -253,4 +259,4 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
 
 chapters.register("run")(Chapter(("run.",), RunState(), _run))
 chapters.register("peers")(Chapter(("run.", "peer.", "train.step"), PeersState(), _peers))
-chapters.register("train")(Chapter(("train.",), TrainState(), _train))
+chapters.register("train")(Chapter(("run.resume", "train."), TrainState(), _train))

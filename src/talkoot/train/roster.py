@@ -12,12 +12,13 @@ from talkoot.train.recipe import Swarm, peer_names
 
 
 class Member(msgspec.Struct):
-    """A peer that said hello: its launch's ticket, and the stage it holds, if any."""
+    """A peer that said hello: its launch's ticket, the stage it holds, if any, and since which step."""
 
     name: str
     address: str
     ticket: str
     stage: int | None = None
+    since: int = 0
 
 
 class Roster:

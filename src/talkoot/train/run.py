@@ -20,7 +20,8 @@ from talkoot.core.errors import TalkootError
 from talkoot.core.fold import fold
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
-from talkoot.train.lead import Lead, Observer
+from talkoot.train.journal import Observer
+from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
 from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens

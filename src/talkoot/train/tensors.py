@@ -30,7 +30,15 @@ MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second"}  # torch's names -> ours 
 def choose_device(name: str) -> torch.device:
     """``auto``: CUDA, then MPS, then the CPU; anything else is torch's own name."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as problem:  # torch built without CUDA asserts
+            raise TalkootError(
+                "this device cannot be used",
+                where=f"model.device = {name!r}",
+                why=str(problem).partition("\n")[0],
+                next="set model.device to auto or cpu",
+            ) from problem
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -48,6 +56,7 @@ class TensorStage:
     def __init__(self, config: ModelConfig, first: int, last: int, recipe: Recipe, windows: Windows) -> None:
         model, train = recipe.model, recipe.train
         self._device = choose_device(model.device)
+        self._fused = self._device.type in ("cpu", "cuda")
         autocast = torch.bfloat16 if model.dtype == "bfloat16" else None
         if model.load is None:
             self.stage = Stage(config, first, last, seed=recipe.seed, device=self._device, autocast=autocast)
@@ -82,7 +91,7 @@ class TensorStage:
             lr=train.learning_rate,
             betas=(train.beta1, train.beta2),
             eps=train.epsilon,
-            fused=self._device.type in ("cpu", "cuda"),
+            fused=self._fused,
         )
 
     def begin(self, step: int, num_microbatches: int, evaluate: bool) -> None:
@@ -93,14 +102,17 @@ class TensorStage:
         self._gradient: Tensor | None = None
 
     def forward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
-        tokens = self._tokens(microbatch) if self._is_first or self._is_last else None
-        x = tokens[:, :-1] if self._is_first else from_frame(frames[0], torch.float32, self._shape, self._device)
+        if self._is_first:
+            x = self._tokens(microbatch)[:, :-1]
+        else:
+            x = from_frame(frames[0], torch.float32, self._shape, self._device)
         if not self._is_first and not self._evaluate:
             x.requires_grad_(True)
         with torch.set_grad_enabled(not self._evaluate):
             y = self.stage(x)
             if self._is_last:
-                y = F.cross_entropy(y.reshape(-1, y.shape[-1]), tokens[:, 1:].reshape(-1))
+                targets = self._tokens(microbatch)[:, 1:]
+                y = F.cross_entropy(y.reshape(-1, y.shape[-1]), targets.reshape(-1))
                 self._losses[microbatch] = y.detach()
         if not self._evaluate:
             self._live[microbatch] = (x, y)
@@ -189,7 +201,7 @@ class TensorStage:
 
     def save(self) -> tuple[bytes, dict[str, str]]:
         state = {name: tensor.contiguous().cpu() for name, tensor in self.state().items()}
-        digests = {name: digest(to_frame(tensor), "tensor") for name, tensor in state.items()}
+        digests: dict[str, str] = {name: digest(to_frame(tensor), "tensor") for name, tensor in state.items()}
         return write_safetensors(state), digests
 
     def load(self, parts: Sequence[bytes], step: int) -> None:
@@ -209,7 +221,8 @@ class TensorStage:
             for name, parameter in self._tensors.items():
                 parameter.copy_(saved[f"weight/{name}"])
                 self._optimizer.state[parameter] = {
-                    "step": torch.tensor(float(step)),
+                    # where a fresh optimizer would keep it: fused kernels want it on the device
+                    "step": torch.tensor(float(step), device=self._device if self._fused else "cpu"),
                     **{theirs: saved[f"{ours}/{name}"].to(self._device).clone() for theirs, ours in MOMENTS.items()},
                 }
         if step == 0:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry, State, advance
 from talkoot.core.log import Log
-from talkoot.train.records import Committed, Gone, Seated, Start, Worked
+from talkoot.train.records import Committed, Gone, Resume, Seated, Start, Worked
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +38,19 @@ def verify(path: Path) -> Findings:
     """Check a run's log.
 
     Raises:
-        TalkootError: the log is missing, or a signature or the chain does not hold.
+        TalkootError: the log is missing, or a signature, the chain or the order of receipts does not hold.
     """
     log = Log(path, readonly=True)
     try:
         return _examine(log.entries())
+    except ValueError as problem:
+        raise TalkootError(
+            "the run log does not verify",
+            where=str(path),
+            why=str(problem),
+            next="do not trust this run: its lead signed what no honest lead writes",
+            code=Exit.FAILED_CHECK,
+        ) from problem
     finally:
         log.close()
 
@@ -50,20 +59,22 @@ def _examine(entries: Iterable[Entry]) -> Findings:
     state, faults, lost, replaced = State(), [], [], []
     worked: dict[str, tuple[int, Worked]] = {}  # receipts not yet cited by a commit, by id
     standing: dict[int, None] = {}
-    start: Start | None = None
+    stages = 0
     for entry in entries:
         state = advance(state, entry)
         receipt = entry.receipt
         match receipt.op:
             case "run.start":
-                start = receipt.read(Start)
+                stages = len(receipt.read(Start).stages)
+            case "run.resume":
+                stages = len(receipt.read(Resume).stages) or stages  # another cut may hold from here on
             case "train.step":
                 worked[entry.id] = (receipt.step, receipt.read(Worked))
             case "train.commit":
                 cited = [worked.pop(parent) for parent in receipt.parents if parent in worked]
                 if len(cited) != len(receipt.parents):
                     faults.append(f"step {receipt.step} cites receipts that are unknown or already counted")
-                faults += _count(receipt.step, receipt.read(Committed), cited, start)
+                faults += _count(receipt.step, receipt.read(Committed), cited, stages)
                 if receipt.step in standing:
                     faults.append(f"step {receipt.step} was committed twice")
                 standing[receipt.step] = None
@@ -87,13 +98,14 @@ def _examine(entries: Iterable[Entry]) -> Findings:
     )
 
 
-def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], start: Start | None) -> list[str]:
+def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], stages: int) -> list[str]:
     """Violations of: in each stage, the cited receipts cover each microbatch of this very step exactly once."""
-    if start is None:
+    if not stages:
         return ["a commit before the run's start"]
     faults = [f"step {step} cites work of step {other}" for other, _ in cited if other != step]
     every = range(len(facts.losses))
-    for stage in range(len(start.stages)):
+    faults += [f"step {step} cites work of stage {w.stage}" for _, w in cited if not 0 <= w.stage < stages]
+    for stage in range(stages):
         seen = Counter(m for _, work in cited if work.stage == stage for m in work.microbatches)
         wrong = sorted(m for m in {*seen, *every} if seen[m] != 1 or m not in every)
         if wrong:

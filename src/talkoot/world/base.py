@@ -94,8 +94,8 @@ def check_outgoing(topic: str, body: bytes, frames: Sequence[Frame]) -> None:
         raise ValueError(f"{topic!r} cannot be sent: a frame is one contiguous stretch of memory")
     if topic == LOST:
         raise ValueError(f"{topic!r} is reserved: a world reports losses itself")
-    if topic == HELLO and frames:
-        raise ValueError("a hello carries no frames")
+    if topic in (HELLO, FAILED) and frames:
+        raise ValueError(f"a {topic!r} message carries no frames")
 
 
 def load_program(path: str) -> Program:

@@ -93,8 +93,11 @@ class RealHost(RealWorld):
             old.join(REAP_SECONDS)  # a process that was killed just now may need a moment
             if old.is_alive():
                 raise ValueError(f"a peer named {peer.name} is already running")
+        secret = os.urandom(32)  # goes to the process through a pipe, and nowhere else
+        self._launched.add(Key(secret).peer)
         settings = msgspec.structs.replace(
             self._settings,
+            secret=secret,
             name=peer.name,
             port=0,
             speed=peer.speed,

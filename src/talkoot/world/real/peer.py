@@ -15,7 +15,7 @@ import msgspec
 from talkoot.core.codec import encode
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
-from talkoot.world.api import HELLO, Blank, Frame, Message
+from talkoot.world.api import FAILED, HELLO, Blank, Frame, Message
 from talkoot.world.base import PeerWorld, check_outgoing
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault, FaultPlan
@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     lead: str | None = None
     lead_address: str = ""
+    secret: bytes | None = None  # of the peer's identity; a fresh one when None
 
 
 class RealWorld(PeerWorld):
@@ -52,7 +53,7 @@ class RealWorld(PeerWorld):
         super().__init__(
             run=RunId(settings.run),
             name=settings.name,
-            key=key or Key(),
+            key=key or Key(settings.secret),
             seed=settings.seed,
             blobs=Blobs(folder),
             lead=lead,
@@ -64,6 +65,7 @@ class RealWorld(PeerWorld):
         )
         self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._launched: set[PeerId] = set()  # whose fatal errors count even before they said hello
         if lead:
             self.meet(lead, settings.lead_address)
 
@@ -77,7 +79,8 @@ class RealWorld(PeerWorld):
         if claim is None:
             return
         sender, topic = claim
-        if sender not in self._met and topic != HELLO:
+        expected = topic == HELLO or (topic == FAILED and sender in self._launched)
+        if sender not in self._met and not expected:
             self.hold(parts, sum(len(part) for part in parts))
             return
         message = self._wire.open(parts)

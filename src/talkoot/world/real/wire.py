@@ -3,9 +3,9 @@
 A message is ``[header, proof, frame, frame, ...]``. The header names run, generation, step, sender, receiver
 and a sequence number that only grows, so a message can be neither forged, redirected, replayed nor cut. Two
 peers that have met share a key for each direction (X25519, each half signed by its owner's identity), and the
-proof is an AES-GMAC tag: 0.4 ms for 10 MiB, where a hash and a signature cost 13 ms. A hello comes from
-somebody not met yet and is therefore signed with Ed25519 itself. Everything is bounded and checked before any
-of it reaches a program.
+proof is an AES-GMAC tag: 0.4 ms for 10 MiB, where a hash and a signature cost 13 ms. A hello, or the news of a
+fatal error, may come from somebody not met yet and is signed with Ed25519 itself. Everything is bounded and
+checked before any of it reaches a program.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode, encode
 from talkoot.core.ids import PeerId
 from talkoot.core.keys import Key, verify
-from talkoot.world.api import HELLO, LOST, Blank, Frame, Message, frame_bytes
+from talkoot.world.api import FAILED, HELLO, LOST, Blank, Frame, Message, frame_bytes
 from talkoot.world.base import MAX_FRAMES, MAX_TOPIC, check_outgoing
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_ADDRESS = 1000
 TAG_BYTES = 16
+SIGNED = (HELLO, FAILED)  # what one may have to say to somebody who has not met one yet
 HEADER_NONCE = 2**32 - 1  # frames count their nonces from 0
 ADDRESS = re.compile(r"tcp://[^\s/#]+:[0-9]{1,5}#([!-~]{40})?#[0-9a-f]{64}")  # CURVE keys may hold a '#'
 
@@ -93,7 +94,7 @@ class Wire:
         self._exchange = X25519PrivateKey.generate()
         self._seal: dict[str, AESGCM] = {}
         self._open: dict[str, AESGCM] = {}
-        self._last: dict[tuple[str, bool], int] = {}  # hellos count apart: they overtake what waits for them
+        self._last: dict[tuple[str, bool], int] = {}  # signed ones count apart: they overtake what waits
         self._sequence = time.time_ns()  # grows even over a restart under the same identity
         self.refused: dict[str, int] = {}  # reason -> messages dropped
 
@@ -133,7 +134,7 @@ class Wire:
             PROTOCOL, self._run, generation, step, self._key.peer, to, sequence, topic, body, sizes, tags
         )
         raw = encode(header)
-        if topic == HELLO or seal is None:
+        if topic in SIGNED or seal is None:
             return [raw, self._key.sign(raw)]
         return [raw, seal.encrypt(_nonce(sequence, HEADER_NONCE), b"", raw), *flat]
 
@@ -174,7 +175,7 @@ class Wire:
         if header.sizes != tuple(map(frame_bytes, frames)):
             raise ValueError("frames cut short")
         self._prove(header, raw, proof, frames)
-        kind = (header.sender, header.topic == HELLO)
+        kind = (header.sender, header.topic in SIGNED)
         if header.sequence <= self._last.get(kind, 0):
             raise ValueError("replayed")
         self._last[kind] = header.sequence
@@ -182,7 +183,7 @@ class Wire:
         return Message(sender, header.topic, header.generation, header.step, header.body, frames)
 
     def _prove(self, header: Header, raw: bytes, proof: bytes, frames: Sequence[memoryview | bytes]) -> None:
-        if header.topic == HELLO:
+        if header.topic in SIGNED:
             if frames or not verify(header.sender, proof, raw):
                 raise ValueError("bad signature")
             return

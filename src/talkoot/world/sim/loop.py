@@ -7,6 +7,7 @@ simulated hour costs only the work done in it.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,4 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
 
     def time(self) -> float:
-        return self._jump.now
+        now = self._jump.now
+        # Within this much a timer counts as due; late in a long run a nanosecond would round to nothing.
+        self._clock_resolution = max(1e-9, math.ulp(now))
+        return now

@@ -21,7 +21,7 @@ import msgspec
 from talkoot.core.codec import encode
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
-from talkoot.world.api import HELLO, Frame, Launch, Message
+from talkoot.world.api import FAILED, HELLO, Frame, Launch, Message
 from talkoot.world.base import PeerWorld, check_outgoing, load_program, run_program
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import FaultPlan
@@ -210,7 +210,8 @@ class SimulatedWorld(PeerWorld):
         super().meet(peer, address)
 
     def resubmit(self, held: Message) -> None:
-        if held.sender in self._met or held.topic == HELLO:
+        launched = self._simulation.peer(held.sender).launcher is self
+        if held.sender in self._met or held.topic == HELLO or (held.topic == FAILED and launched):
             self.mailbox.put(held)
         else:
             self.hold(held, held.nbytes)

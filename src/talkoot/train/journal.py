@@ -1,0 +1,65 @@
+"""The lead's pen: signs its own receipts, checks other peers', and keeps log and folded state in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from talkoot.core.fold import Entry, State, fold
+from talkoot.core.ids import Digest, PeerId
+from talkoot.core.log import Log
+from talkoot.core.receipt import Receipt, Signed, Task, body, sign
+from talkoot.train.records import Facts
+from talkoot.world.api import World
+
+Observer = Callable[[Entry, State], None]
+
+
+class Journal:
+    """A run's log, opened for writing.
+
+    Args:
+        world: whose key signs and whose clock stamps.
+        log: what it holds is continued.
+        seed: the run's, stated in each task.
+        observer: called with each new entry and the state after it.
+    """
+
+    def __init__(self, world: World, log: Log, seed: int, observer: Observer) -> None:
+        self._world, self._log, self._seed, self._observer = world, log, seed, observer
+        self.state: State = fold(log.entries())
+
+    def record(self, op: str, facts: Facts, generation: int, step: int, parents: tuple[str, ...] = ()) -> None:
+        """Sign a receipt of one's own and append it."""
+        world, now = self._world, self._world.now()
+        receipt = Receipt(
+            run=world.run,
+            generation=generation,
+            step=step,
+            peer=world.me,
+            task=Task(op=op, seed=self._seed),
+            body=body(facts),
+            started=now,
+            ended=now,
+            parents=parents,
+        )
+        self.append(sign(receipt, world.key))
+
+    def append(self, signed: Signed) -> Digest:
+        """Append a receipt after checking its signature; returns its id. ValueError when it is not acceptable."""
+        entry, self.state = self._log.append(signed, self.state)
+        self._observer(entry, self.state)
+        return entry.id
+
+    def append_work(self, peer: PeerId, signed: Signed | None, generation: int, step: int) -> Digest:
+        """Append a peer's receipt for its part of a step.
+
+        Raises:
+            ValueError: it states anything else, or is somebody else's.
+        """
+        if signed is None:
+            raise ValueError("nothing was signed")
+        receipt = signed.open()
+        stated = (receipt.peer, receipt.run, receipt.op, receipt.step, receipt.generation)
+        if stated != (peer, self._world.run, "train.step", step, generation):
+            raise ValueError(f"it is about {stated[2:]} of peer {receipt.peer[:8]}")
+        return self.append(signed)

@@ -92,8 +92,8 @@ def status(run: RunFolder, json: Json = False) -> None:
 @app.command()
 def replay(
     run: RunFolder,
-    to: Annotated[Optional[int], typer.Option(help="Stop after this many receipts.")] = None,  # noqa: UP045
-    step: Annotated[Optional[int], typer.Option(help="Stop when this many steps are committed.")] = None,  # noqa: UP045
+    to: Annotated[Optional[int], typer.Option(min=0, help="Stop after this many receipts.")] = None,  # noqa: UP045
+    step: Annotated[Optional[int], typer.Option(min=0, help="Stop when this many steps are committed.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
     """Rebuild any past state of a run from its log, checking every signature on the way."""
@@ -106,7 +106,7 @@ def replay(
 def watch(
     run: RunFolder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")] = 8765,
     token: Annotated[Optional[str], typer.Option(help="Secret that viewers need; required off loopback.")] = None,  # noqa: UP045
 ) -> None:
     """Serve a live page of a run on this machine."""
@@ -143,7 +143,7 @@ def export(
 def bench(
     name: Annotated[str, typer.Argument(help="Which claim; without one, they are listed.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, for a first look and for CI.")] = False,
-    seeds: Annotated[int, typer.Option(help="How many seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
     out: Annotated[Optional[Path], typer.Option(help="Folder for results and plots.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:

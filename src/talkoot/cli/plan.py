@@ -9,6 +9,7 @@ import msgspec
 
 from talkoot.cli.output import print_json, print_table
 from talkoot.model.config import ModelConfig
+from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages, model_config
 from talkoot.train.recipe import Recipe, load_recipe, peer_names
 from talkoot.train.rehearse import Rehearsal, rehearse
@@ -20,6 +21,7 @@ REHEARSED_STEPS = 4
 def run(*, recipe: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Print the plan."""
     loaded = load_recipe(recipe, sets)
+    check_methods(loaded)
     config = model_config(loaded, vocab_size=_vocabulary(loaded))
     short = msgspec.structs.replace(loaded.train, steps=REHEARSED_STEPS, checkpoint_every=0, evaluate_every=0, warmup=0)
     rehearsal = rehearse(msgspec.structs.replace(loaded, train=short, faults=()), config)

@@ -27,6 +27,8 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
         say(f"{'finished' if result.finished else 'interrupted'} after {result.step} steps in {folder}")
         if result.held_out is not None:
             say(f"held-out loss {result.held_out:.4f} nats per token")
-        say(f"next: talkoot report {folder}   or   talkoot export {folder} MODEL_FOLDER")
+        again = "" if result.finished else "the same command resumes   or   "
+        export = f"   or   talkoot export {folder} MODEL_FOLDER" if result.step else ""
+        say(f"next: {again}talkoot report {folder}{export}")
     if not result.finished:
         sys.exit(Exit.INTERRUPTED)

@@ -40,9 +40,7 @@ class TalkootError(Exception):
         return _rebuild, (type(self), self.what, self.where, self.why, self.next, self.code)
 
 
-def _rebuild(
-    kind: type[TalkootError], what: str, where: str, why: str, next: str, code: Exit
-) -> TalkootError:
+def _rebuild(kind: type[TalkootError], what: str, where: str, why: str, next: str, code: Exit) -> TalkootError:
     return kind(what, where=where, why=why, next=next, code=code)
 
 

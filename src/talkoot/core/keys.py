@@ -27,12 +27,8 @@ class Key:
 
     def __init__(self, secret: bytes | None = None) -> None:
         fresh = secret is None
-        self._private = (
-            Ed25519PrivateKey.generate() if fresh else Ed25519PrivateKey.from_private_bytes(secret)
-        )
-        public = self._private.public_key().public_bytes(
-            serialization.Encoding.Raw, serialization.PublicFormat.Raw
-        )
+        self._private = Ed25519PrivateKey.generate() if fresh else Ed25519PrivateKey.from_private_bytes(secret)
+        public = self._private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
         self.peer = PeerId(public.hex())
 
     @classmethod

@@ -33,7 +33,7 @@ CREATE INDEX receipts_by_op ON receipts (op, step);
 _COLUMNS = "position, id, op, step, peer, chain, raw, signature"
 _BUSY = "stop the other process that uses this file, then run the same command again: it resumes"
 _ACCESS = "name a folder that exists and that this user may write to"
-_FULL = "free some disk space and run the same command again: it resumes"
+_FULL = "free some space and run the same command again: it resumes"
 _SURROUNDINGS = {
     sqlite3.SQLITE_BUSY: _BUSY,
     sqlite3.SQLITE_LOCKED: _BUSY,
@@ -66,9 +66,7 @@ class Log:
                 next="name the folder of a run that `talkoot train` or `talkoot demo` made",
             )
         # as_uri escapes what a folder's name may hold (?, #, %) and SQLite would read as part of the address
-        address = (
-            ":memory:" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
-        )
+        address = ":memory:" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         try:
             self._database = sqlite3.connect(address, uri=path is not None, isolation_level=None, timeout=30)
         except sqlite3.OperationalError as problem:
@@ -105,9 +103,7 @@ class Log:
             self._database.executescript(
                 f"PRAGMA journal_mode=WAL; BEGIN; {_SCHEMA} PRAGMA user_version={LOG_VERSION}; COMMIT;"
             )
-        self._database.execute(
-            f"SELECT {_COLUMNS} FROM receipts LIMIT 0"
-        )  # somebody else's, if it lacks these
+        self._database.execute(f"SELECT {_COLUMNS} FROM receipts LIMIT 0")  # somebody else's, if it lacks these
         self._database.execute("PRAGMA synchronous=NORMAL")
 
     def append(self, signed: Signed, state: State) -> tuple[Entry, State]:
@@ -121,9 +117,7 @@ class Log:
             TalkootError: the disk is full, the file cannot be written, or ``state`` is not this log's state.
         """
         try:
-            known = self._database.execute(
-                "SELECT position FROM receipts WHERE id=?", (signed.id,)
-            ).fetchone()
+            known = self._database.execute("SELECT position FROM receipts WHERE id=?", (signed.id,)).fetchone()
             head = self._database.execute(
                 "SELECT position, chain FROM receipts ORDER BY position DESC LIMIT 1"
             ).fetchone()
@@ -161,13 +155,13 @@ class Log:
         Raises:
             TalkootError: a row's bytes, signature, columns or place in the chain is wrong.
         """
-        position = max(first, 1) - 1
+        position = max(first, 1)
         try:
-            before = self._chain_at(position)
+            before = self._chain_at(position - 1)
             for row in self._rows(first, last):
-                position += 1
                 entry = _check(row, position, before)
                 before = entry.chain
+                position += 1
                 yield entry
         except (ValueError, sqlite3.DatabaseError) as problem:
             raise TalkootError(

@@ -38,7 +38,7 @@ from talkoot.train.records import (
     Start,
     Warned,
 )
-from talkoot.train.recovery import Loss, climb, rungs
+from talkoot.train.recovery import Loss, climb
 from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
@@ -238,8 +238,6 @@ class Lead:
 
     def assemble(self) -> None:
         """Start or continue the run: launch all peers and go back to the newest snapshot."""
-        for rung in self.recipe.train.recovery:
-            rungs[rung]  # a misspelt method must not wait for the first loss to be noticed
         resumed = self.state.position > 0
         self._open()
         for name in self.roster.home:
@@ -259,6 +257,8 @@ class Lead:
             config=msgspec.to_builtins(config),
             parameters=config.num_parameters(),
             stages=tuple(self.stages),
+            tokens=self.job.tokens_digest,
+            tokenizer=self.tokenizer_digest,
         )
         self.record("run.start", start)
 

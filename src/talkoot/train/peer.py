@@ -41,11 +41,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tokens: folder of the packed text; None = the tensor-free rehearsal.
+        tokens_digest: of its content; a peer with other text refuses to work.
     """
 
     recipe: Recipe
     config: ModelConfig
     tokens: str | None = None
+    tokens_digest: str = ""
 
 
 class Partials(msgspec.Struct, frozen=True):
@@ -72,7 +74,7 @@ def make_stage(job: Job, first: int, last: int) -> StageCompute:
     from talkoot.train.tensors import TensorStage
 
     torch.set_num_threads(job.recipe.swarm.threads)
-    return TensorStage(job.config, first, last, job.recipe, open_windows(job.recipe, job.tokens))
+    return TensorStage(job.config, first, last, job.recipe, open_windows(job.recipe, job.tokens, job.tokens_digest))
 
 
 class Peer:
@@ -262,7 +264,7 @@ class Peer:
                 generation=self.generation,
                 step=step,
                 peer=world.me,
-                task=Task(op="train.step", seed=self.job.recipe.seed),
+                task=Task(op="train.step", inputs={"tokens": self.job.tokens_digest}, seed=self.job.recipe.seed),
                 outputs={"gradient": digest(fingerprint)},
                 body=body(facts),
                 cost=self.busy_s,

@@ -55,10 +55,22 @@ def prepare_tokens(recipe: Recipe, tokenizer: Tokenizer, folder: Path) -> TokenF
     return load_tokens(recipe.data.source, cast(PackTokenizer, tokenizer), folder / TOKENS_FOLDER, recipe.data.column)
 
 
-def open_windows(recipe: Recipe, tokens: str) -> Windows:
-    """Batches by address over the tokens in folder or file ``tokens``."""
+def open_windows(recipe: Recipe, tokens: str, digest: str | None = None) -> Windows:
+    """Batches by address over the tokens in folder or file ``tokens``, whose digest must be ``digest`` if one is given.
+
+    Raises:
+        TalkootError: they are not the tokens that the run was started with.
+    """
+    opened = TokenFile.open(Path(tokens))
+    if digest is not None and opened.digest != digest:
+        raise TalkootError(
+            "this is not the text that the run is trained on",
+            where=tokens,
+            why=f"its digest is {opened.digest[:8]}, the run names {digest[:8]}",
+            next="restore the run's own tokens folder, or start a new run with --out",
+        )
     return Windows(
-        TokenFile.open(Path(tokens)).tokens,
+        opened.tokens,
         length=recipe.model.context,
         batch=recipe.train.microbatch_size,
         seed=recipe.seed,

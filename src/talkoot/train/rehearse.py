@@ -11,6 +11,7 @@ from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
+from talkoot.train.methods import check_methods
 from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
@@ -43,6 +44,7 @@ def rehearse(recipe: Recipe, config: ModelConfig, peer_flops: float = PEER_FLOPS
     Args:
         peer_flops: what a peer of speed 1 does per second.
     """
+    check_methods(recipe)
     simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=peer_flops)
     commits: list[float] = []
 

@@ -13,9 +13,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import msgspec
-
+from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import fold
 from talkoot.core.keys import Key
@@ -23,6 +23,7 @@ from talkoot.core.log import Log
 from talkoot.train.journal import Observer
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
+from talkoot.train.methods import check_methods
 from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
@@ -120,7 +121,7 @@ def _lead(
 @contextmanager
 def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
     """Lock the folder, prepare what is missing, and open the log."""
-    folder.mkdir(parents=True, exist_ok=True)
+    check_methods(recipe)
     with _locked(folder):
         log = Log(folder / LOG)
         try:
@@ -128,8 +129,8 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
             tokenizer = prepare_tokenizer(recipe, folder)
             tokens = prepare_tokens(recipe, tokenizer, folder)
             config = model_config(recipe, tokenizer)
-            windows = open_windows(recipe, str(tokens.path))
-            job = Job(recipe=recipe, config=config, tokens=str(tokens.path))
+            windows = open_windows(recipe, str(tokens.path), tokens.digest)
+            job = Job(recipe=recipe, config=config, tokens=str(tokens.path), tokens_digest=tokens.digest)
             held_out = min(recipe.train.evaluate_batches, windows.num_held_out_batches)
             yield log, job, held_out, tokenizer.digest()
         finally:
@@ -138,7 +139,17 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / "lock").open("a+")
+    except OSError as problem:
+        raise TalkootError(
+            "the run's folder cannot be used",
+            where=str(folder),
+            why=problem.strerror or str(problem),
+            next="name a folder that this user may write to with --out",
+        ) from problem
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -185,7 +196,7 @@ def check_same_run(log: Log, recipe: Recipe, folder: Path) -> None:
     start = state["run"].start
     if start is None:
         return
-    old, new = start.recipe, msgspec.to_builtins(recipe)
+    old, new = start.recipe, decode(encode(recipe), dict[str, Any])  # as the log keeps it: tuples become lists
     differing = [
         f"{section}.{key}"
         for section in new

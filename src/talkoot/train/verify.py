@@ -42,7 +42,7 @@ def verify(path: Path) -> Findings:
     """
     log = Log(path, readonly=True)
     try:
-        return _examine(log.entries())
+        return examine(log.entries())
     except ValueError as problem:
         raise TalkootError(
             "the run log does not verify",
@@ -55,7 +55,7 @@ def verify(path: Path) -> Findings:
         log.close()
 
 
-def _examine(entries: Iterable[Entry]) -> Findings:
+def examine(entries: Iterable[Entry]) -> Findings:
     state, faults, lost, replaced = State(), [], [], []
     worked: dict[str, tuple[int, Worked]] = {}  # receipts not yet cited by a commit, by id
     standing: dict[int, None] = {}

@@ -83,9 +83,7 @@ class Message:
         return len(self.body) + sum(map(frame_bytes, self.frames))
 
     def __repr__(self) -> str:
-        return (
-            f"Message({self.topic!r} from {self.sender[:8]}, generation {self.generation}, step {self.step})"
-        )
+        return f"Message({self.topic!r} from {self.sender[:8]}, generation {self.generation}, step {self.step})"
 
 
 class Lost(msgspec.Struct, frozen=True):

@@ -31,9 +31,7 @@ MAX_BODY_BYTES = 15 * 2**20
 class PeerWorld:
     """The world-independent half of a :class:`~talkoot.world.api.World`."""
 
-    def __init__(
-        self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None
-    ) -> None:
+    def __init__(self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None) -> None:
         self.run, self.name, self.key, self.seed, self.blobs, self.lead = run, name, key, seed, blobs, lead
         self.address = ""
         self.mailbox = Mailbox()

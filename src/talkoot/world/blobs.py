@@ -36,7 +36,7 @@ class Blobs:
     def _holds_whole(self, name: str) -> bool:
         try:
             self.get(name)
-        except (KeyError, ValueError):  # absent; or damaged, and about to be repaired
+        except (KeyError, ValueError, OSError):  # absent; or damaged, and about to be repaired
             return False
         return True
 

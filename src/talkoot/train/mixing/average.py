@@ -9,13 +9,14 @@ optimum, when its microbatches form one block of the tree; scattered ones cost a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from talkoot.core.ids import PeerId
 from talkoot.train.mixing.rule import Vectors, add, mixing_rules
 from talkoot.train.treesum import TreeSum
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def slice_of(size: int, index: int, count: int) -> slice:
@@ -48,6 +49,8 @@ class Average:
         mine: TreeSum[Tensor],
         received: Mapping[PeerId, Vectors],
     ) -> TreeSum[Tensor]:
+        import torch
+
         merged: TreeSum[Tensor] = TreeSum(mine.count, add)
         if turn == 0:
             index = group.index(me)

@@ -7,15 +7,16 @@ so the same rule runs in both worlds, and faults and lateness are handled in one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from talkoot.core.ids import PeerId
 from talkoot.core.registry import Registry
 from talkoot.train.treesum import Node, TreeSum
 
-Vectors = Sequence[tuple[Node, Tensor]]  # flat float32 vectors by the microbatches that they sum
+if TYPE_CHECKING:  # the lead looks names up here, and it does without torch
+    from torch import Tensor
+
+Vectors: TypeAlias = "Sequence[tuple[Node, Tensor]]"  # flat float32 vectors by the microbatches that they sum
 
 
 class MixingRule(Protocol):

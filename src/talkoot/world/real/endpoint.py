@@ -73,6 +73,7 @@ class Endpoint:
         self._links_context = zmq.asyncio.Context()  # its end waits for what is still leaving
         self._links: dict[PeerId, zmq.asyncio.Socket] = {}
         self._watches: dict[PeerId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # all watches, those included that report a broken link
         self._curve = zmq.curve_keypair() if encrypt or not is_loopback(host) else None
         self._inbox = self._socket(self._context, zmq.PULL)
         if self._curve:
@@ -136,7 +137,10 @@ class Endpoint:
             monitor.close(linger=0)
             raise ValueError(f"{address.endpoint} cannot be reached: {problem}") from problem
         self._links[peer] = socket
-        self._watches[peer] = asyncio.get_running_loop().create_task(self._watch(peer, monitor), name="watch")
+        watch = asyncio.get_running_loop().create_task(self._watch(peer, monitor), name="watch")
+        self._watches[peer] = watch
+        self._tasks.add(watch)
+        watch.add_done_callback(self._tasks.discard)
 
     async def _watch(self, peer: PeerId, monitor: Any) -> None:
         try:
@@ -146,9 +150,7 @@ class Endpoint:
         self.disconnect(peer)
         await self.drained()
         refused = event["event"] == zmq.EVENT_CLOSED
-        self._lost(
-            peer, "nobody listens at its address" if refused else "its connection closed or fell silent"
-        )
+        self._lost(peer, "nobody listens at its address" if refused else "its connection closed or fell silent")
 
     def linked(self, peer: PeerId) -> bool:
         """Whether there is a link to ``peer`` that has not broken."""
@@ -193,14 +195,14 @@ class Endpoint:
 
     async def close(self, seconds: float = 3.0) -> None:
         """Give queued messages up to ``seconds`` to leave, then end every link, then stop listening."""
-        tasks = [*self._watches.values(), self._pump]
+        tasks = [*self._tasks, self._pump]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for socket in self._links.values():
             socket.disable_monitor()
-        self._links.clear()
         self._links_context.destroy(linger=int(seconds * 1000))
+        self._links.clear()
         self._context.destroy(linger=0)
 
 

@@ -146,7 +146,8 @@ class RealHost(RealWorld):
         self._processes.clear()
         for process in processes:
             loop.remove_reader(process.sentinel)
-            process.terminate()  # its program is cancelled; a frozen peer does not hear that
+            process.terminate()  # its program is cancelled
+            _wake(process)  # or a frozen one would not hear that
         deadline = loop.time() + GOODBYE_SECONDS
         waiting = {process.sentinel: process for process in processes}
         while waiting and loop.time() < deadline:
@@ -158,6 +159,12 @@ class RealHost(RealWorld):
                 process.kill()
         for process in processes:
             process.join()
+
+
+def _wake(process: BaseProcess) -> None:
+    if process.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
 
 
 __all__ = ["RealHost", "peer_process"]

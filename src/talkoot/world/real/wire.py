@@ -78,6 +78,8 @@ def read_address(peer: PeerId, text: str) -> Address:
         raise ValueError(f"this is not an address signed by {peer[:8]}")
     endpoint, rest = body.split("#", 1)
     curve, exchange = rest.rsplit("#", 1)
+    if not 0 < int(endpoint.rpartition(":")[2]) < 2**16:
+        raise ValueError(f"{endpoint} names no port")
     return Address(endpoint, curve, exchange)
 
 
@@ -127,12 +129,8 @@ class Wire:
         sequence, seal = self._sequence, self._seal.get(to)
         tags = b""
         if seal is not None:
-            tags = b"".join(
-                seal.encrypt(_nonce(sequence, index), b"", frame) for index, frame in enumerate(flat)
-            )
-        header = Header(
-            PROTOCOL, self._run, generation, step, self._key.peer, to, sequence, topic, body, sizes, tags
-        )
+            tags = b"".join(seal.encrypt(_nonce(sequence, index), b"", frame) for index, frame in enumerate(flat))
+        header = Header(PROTOCOL, self._run, generation, step, self._key.peer, to, sequence, topic, body, sizes, tags)
         raw = encode(header)
         if topic in SIGNED or seal is None:
             return [raw, self._key.sign(raw)]

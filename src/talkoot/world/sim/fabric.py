@@ -101,9 +101,7 @@ class Fabric:
     def silent(self, peer: Body, thawed: asyncio.Event) -> None:
         """Let others hang up on a frozen peer unless it moves in time; the peer finds out when it does."""
         for who, about in self._links_of(peer):
-            self._notice(
-                who, about, FREEZE_NOTICE, "its heartbeat stopped", only_if=lambda: not thawed.is_set()
-            )
+            self._notice(who, about, FREEZE_NOTICE, "its heartbeat stopped", only_if=lambda: not thawed.is_set())
 
     def partition(self, *groups: Sequence[str]) -> None:
         """Cut every link between peers (names) of different groups; both sides notice after a while."""
@@ -138,9 +136,7 @@ class Fabric:
             return
         link = self.network.link(*names)
         now = self.loop.time()
-        sent = (
-            max(now, self._link_free.get(names, 0.0)) + (message.nbytes + ENVELOPE_BYTES) / link.bytes_per_s
-        )
+        sent = max(now, self._link_free.get(names, 0.0)) + (message.nbytes + ENVELOPE_BYTES) / link.bytes_per_s
         self._link_free[names] = sent
         # Strictly later than the one before: timers due at the same time come in no particular order.
         arrival = self._after_last_word(sent + link.delay(self.chance), names)

@@ -40,18 +40,19 @@ def tiny(
     text: Path,
     *,
     steps: int = 8,
+    depth: int = 1,
     tokenizer: str = "bytes",
     swarm: Swarm | None = None,
     faults: tuple[Fault, ...] = (),
     **train: Any,
 ) -> Recipe:
-    """A job of a second: depth 1, context 32, four microbatches of two rows."""
+    """A job of a second: context 32, four microbatches of two rows."""
     settings = {"microbatches": 4, "microbatch_size": 2, "warmup": 2, "checkpoint_every": 4, "evaluate_every": 0}
     return Recipe(
         name="tiny",
         seed=3,
         data=Data(source=str(text), tokenizer=tokenizer),
-        model=Model(depth=1, context=32),
+        model=Model(depth=depth, context=32),
         train=Train(steps=steps, evaluate_batches=2, **{**settings, **train}),
         swarm=swarm or Swarm(stages=2, replicas=2),
         faults=faults,

@@ -17,7 +17,7 @@ from talkoot.core.log import Log
 from talkoot.train.run import LOG
 
 VERBS = ("demo", "train", "plan", "doctor", "status", "replay", "watch", "report", "export", "bench")
-HEAVY = ("torch", "transformers", "numpy", "zmq", "starlette", "uvicorn")
+HEAVY = ("torch", "transformers", "zmq", "starlette", "uvicorn")
 
 
 @pytest.fixture(scope="module")
@@ -223,13 +223,17 @@ def test_exit_130_when_a_simulated_run_is_interrupted(tmp_path):
         assert run.wait(DEADLINE) == 130
     finally:
         stop(run)
-    assert "Traceback" not in (tmp_path / "said.txt").read_text()
+    said = (tmp_path / "said.txt").read_text()
+    assert "the same command resumes" in said
+    assert "Traceback" not in said
+    assert "was destroyed" not in said
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_simulated_demo_repeats_to_the_bit_whatever_the_threads(tmp_path):
     views = []
-    for number, env in enumerate([{}, {}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}]):
+    for number, env in enumerate([{}, {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}]):
         done = talkoot("demo", "--sim", "--steps", 40, "--json", "--out", tmp_path / str(number), env=env)
         assert done.returncode == 4, done.stderr  # 40 steps are too few for the loss bound, and the table says so
         views.append(json.loads(done.stdout))

@@ -197,17 +197,18 @@ def mounted(folder, size: str) -> None:
 
 def test_a_full_disk_loses_nothing_and_the_same_command_goes_on_when_there_is_space(tmp_path):
     text = write_text(tmp_path)
-    undisturbed = execute(tiny(text, steps=8), tmp_path / "undisturbed", sim=True)
+    undisturbed = execute(tiny(text, steps=8, depth=4), tmp_path / "undisturbed", sim=True)
     blobs = sum(path.stat().st_size for path in (tmp_path / "undisturbed/blobs").iterdir()) // 2  # two snapshots
     disk = tmp_path / "disk"
     disk.mkdir()
-    recipe = to_toml(tiny(text, steps=8), tmp_path / "recipe.toml")
-    mounted(disk, str(blobs * 17 // 10 + 400_000))  # tokens, log and one snapshot fit; a second one does not
+    recipe = to_toml(tiny(text, steps=8, depth=4), tmp_path / "recipe.toml")
+    mounted(disk, str(blobs * 3 // 2 + 3_000_000))  # tokens, log and one snapshot fit; a second one does not
     try:
         full = talkoot("train", recipe, "--out", disk / "run")
         assert full.returncode == 2, full.stderr
         assert "disk is full" in full.stderr
-        assert "free some space and run the same command again: it resumes" in full.stderr
+        assert "run the same command again: it resumes" in full.stderr
+        assert f"{disk}/run/blobs/" in full.stderr  # it was the snapshot
         assert "Traceback" not in full.stderr
         manifest, warnings = newest(disk / "run", Blobs(disk / "run/blobs"))
         assert (manifest.step, warnings) == (4, [])

@@ -14,7 +14,7 @@ from test_train_kit import Fault, Run, simulate, tiny
 
 from talkoot.core.log import Log
 from talkoot.train.lead import Lead
-from talkoot.train.recipe import PHASES, Recipe, peer_names
+from talkoot.train.recipe import PHASES, Recipe, Swarm, peer_names
 from talkoot.train.records import Gone, Recovered, RolledBack, Seated, Worked
 from talkoot.train.verify import Findings, examine, verify
 from talkoot.world.links import Link, Network
@@ -220,3 +220,60 @@ def test_the_storms_are_storms():
     assert sum(count >= 3 for count in lost) >= 3
     assert any(run.facts("train.rollback", RolledBack) for run in runs)
     assert any(len(facts.lost) > 1 for run in runs for facts in run.facts("train.recover", Recovered))
+
+
+def test_work_of_an_older_generation_does_not_speak_in_the_name_of_a_newer_one():
+    """Survivors still compute the abandoned step while a newcomer's state crosses a slow link.
+
+    What they have summed so far belongs to another sharing-out of the microbatches than the one that follows.
+    """
+    swarm = Swarm(stages=1, replicas=4, speeds=(1e-3, 1e-3, 1e-3, 3e-4))
+    recipe = tiny(1, 4, (Fault(peer="dogwood", step=1, phase="begin"),), microbatches=7)
+    network = Network(default=Link(latency_s=0.0005, bytes_per_s=1e5))
+    recipe = msgspec.structs.replace(recipe, swarm=swarm, network=network)
+    joined: list[str] = []
+    said: Counter[tuple[str, str, str]] = Counter()
+
+    def arrange(lead: Lead, simulation: Simulation) -> None:
+        admit, transmit = lead.roster.admit, simulation.fabric.transmit
+
+        def admitting(peer: Any, name: str, address: str) -> None:
+            admit(peer, name, address)
+            joined.append(name)
+            if len(joined) == 5:
+                simulation.loop.call_later(0.02, simulation.kill, simulation.of("cedar"))
+
+        def transmitting(source: Any, to: Any, message: Any) -> None:
+            said[source.world.me, to, f"{message.topic} {message.generation} {message.step}"] += 1
+            transmit(source, to, message)
+
+        lead.roster.admit = admitting  # type: ignore[method-assign]
+        simulation.fabric.transmit = transmitting  # type: ignore[method-assign]
+
+    run = simulate(recipe, started=arrange)
+    assert joined[4] == "dogwood"
+    assert [gone.name for gone in run.facts("peer.lost", Gone)] == ["dogwood", "cedar"]
+    check(run, simulate(tiny(1, 1, microbatches=7)).result.state_hash)
+    twice = {what for (_, _, what), count in said.items() if count > 1 and what.startswith(("mix", "prepared"))}
+    assert twice == set(), "nobody mixes or reports a step twice in one generation"
+
+
+def test_a_loss_while_the_swarm_waits_for_a_replacement_is_part_of_the_same_recovery(tmp_path):
+    def kill_alder_too(lead: Lead, simulation: Simulation) -> None:
+        strike_off, struck = lead._strike_off, []
+
+        def striking_off(peer: Any, reason: str) -> None:
+            strike_off(peer, reason)
+            if not struck:
+                simulation.loop.call_later(0.0001, simulation.kill, simulation.of("alder"))
+            struck.append(peer)
+
+        lead._strike_off = striking_off  # type: ignore[method-assign]
+
+    recipe = tiny(2, 1, (Fault(peer="birch", step=3, phase="forward"),))
+    run = simulate(recipe, tmp_path, started=kill_alder_too)
+    check(run, undisturbed(2, 1))
+    assert [facts.lost for facts in run.facts("train.recover", Recovered)] == [("birch", "alder")]
+    notices = [entry.receipt.ended for entry in run.entries if entry.receipt.op == "peer.lost"]
+    recovered = next(entry.receipt for entry in run.entries if entry.receipt.op == "train.recover")
+    assert recovered.read(Recovered).pause_s == recovered.ended - notices[0], "counted from the first loss"

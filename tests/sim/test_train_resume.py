@@ -19,10 +19,11 @@ from talkoot.model.huggingface import load_model, save_folder
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.train.checkpoint import manifests, read_manifest
 from talkoot.train.export import export_run
-from talkoot.train.lead import MAX_RESPAWNS, Lead
+from talkoot.train.lead import Lead
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Committed, RolledBack, Seated, Warned
 from talkoot.train.rehearse import rehearse
+from talkoot.train.roster import MAX_RESPAWNS
 from talkoot.train.run import LOG, run_simulated
 from talkoot.train.verify import verify
 from talkoot.world.sim.simulation import Simulation

@@ -172,6 +172,23 @@ def test_places_where_no_log_can_be(tmp_path):
         assert caught.value.where == str(path)
 
 
+def test_a_log_on_a_read_only_disk_is_read(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        log, state = filled(tmp_path / "log")
+        log.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        reader = Log(tmp_path / "log", readonly=True)
+        assert fold(reader.entries()) == state
+        reader.close()
+        with pytest.raises(TalkootError, match="cannot be opened"):
+            Log(tmp_path / "other")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def database(path, script):
     connection = sqlite3.connect(path)
     connection.executescript(script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
@@ -92,7 +93,7 @@ def test_shares_are_proportional_to_speed_contiguous_and_complete(swarm):
         counts = Counter(served)
         for seat in present:
             assert abs(counts[seat.peer] - microbatches * seat.speed / total) < 1 + 1e-9
-        assert len([1 for a, b in zip(served, served[1:], strict=False) if a != b]) == len(counts) - 1
+        assert len([1 for a, b in itertools.pairwise(served) if a != b]) == len(counts) - 1
 
 
 @settings(max_examples=60, deadline=None)

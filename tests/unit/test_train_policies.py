@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_every_schedule_warms_up_linearly_then_never_rises_and_ends_at_its_final
     for step, rate in enumerate(found[:warmup]):
         assert rate == 3e-3 * (step + 1) / warmup
     after = found[warmup:]
-    assert all(a >= b - 1e-15 for a, b in zip(after, after[1:], strict=False))
+    assert all(a >= b - 1e-15 for a, b in pairwise(after))
     assert all(3e-3 * final_rate - 1e-12 <= rate <= 3e-3 for rate in after)
     if after and (name == "cosine" or decay > 1e-6):
         assert learning_rate(train, max(steps, warmup + 1)) == pytest.approx(3e-3 * final_rate)

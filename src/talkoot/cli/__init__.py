@@ -10,15 +10,17 @@ from typing import NoReturn
 
 def main() -> None:
     """Entry point of the ``talkoot`` command."""
+    from typer.main import get_command
+
     from talkoot.cli.app import app
     from talkoot.cli.output import report_error
     from talkoot.core.errors import Exit, TalkootError
 
     as_json = "--json" in sys.argv
     try:
-        code = app(standalone_mode=False)  # typer returns what --help, --version and Ctrl-C exit with
-        if isinstance(code, int) and code:
-            sys.exit(code)
+        command = get_command(app)  # not app(): typer's own main turns Ctrl-C and a closed pipe into other exit codes
+        with command.make_context("talkoot", sys.argv[1:]) as context:
+            command.invoke(context)
     except TalkootError as problem:
         report_error(problem, as_json=as_json)
         sys.exit(problem.code)
@@ -62,8 +64,7 @@ def _usage_or_bug(problem: Exception, *, as_json: bool) -> int:
 
     show, describe = getattr(problem, "show", None), getattr(problem, "format_message", None)
     if show is not None and describe is not None:
-        context = getattr(problem, "ctx", None)
-        command = getattr(context, "command_path", "talkoot")
+        command = getattr(getattr(problem, "ctx", None), "command_path", "talkoot")
         if as_json:
             error = TalkootError(
                 "the command line cannot be understood", where=command, why=describe(), next=f"read {command} --help"

@@ -6,6 +6,7 @@ everything again. One writer, any number of readers.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,10 +66,10 @@ class Log:
                 why="the file does not exist",
                 next="name the folder of a run that `talkoot train` or `talkoot demo` made",
             )
-        # as_uri escapes what a folder's name may hold (?, #, %) and SQLite would read as part of the address
-        address = ":memory:" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
         try:
-            self._database = sqlite3.connect(address, uri=path is not None, isolation_level=None, timeout=30)
+            self._database = sqlite3.connect(
+                _address(path, readonly), uri=path is not None, isolation_level=None, timeout=30
+            )
         except sqlite3.OperationalError as problem:
             raise _cannot("opened", path, problem) from problem
         try:
@@ -191,6 +192,17 @@ class Log:
     def close(self) -> None:
         """Flush and close; a closed log cannot be used again."""
         self._database.close()
+
+
+def _address(path: Path | None, readonly: bool) -> str:
+    if path is None:
+        return ":memory:"
+    # as_uri escapes what a folder's name may hold (?, #, %) and SQLite would read as part of the address
+    address = f"{path.absolute().as_uri()}?mode={'ro' if readonly else 'rwc'}"
+    # An auditor's copy may lie where not even a lock file can be made; without a -wal file nobody writes to it.
+    if readonly and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        address += "&immutable=1"
+    return address
 
 
 def _check(row: tuple[Any, ...], position: int, before: str) -> Entry:

@@ -48,6 +48,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     paths: tuple[Path, ...]
     orders: dict[str, tuple[Work, ...]]
 
+    def share_of(self, peer: str) -> tuple[int, ...]:
+        """The microbatches that visit a peer, in ascending order."""
+        return tuple(sorted(path.microbatch for path in self.paths if any(hop.peer == peer for hop in path.hops)))
+
 
 class Planner(Protocol):
     """Chooses paths and orders from who is present."""

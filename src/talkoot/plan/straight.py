@@ -45,7 +45,7 @@ def one_forward_one_backward(
     ready: dict[str, dict[str, list[tuple[int, int]]]] = {peer: {"forward": [], "backward": []} for peer in stage_of}
     orders: dict[str, list[Work]] = {peer: [] for peer in stage_of}
     held = dict.fromkeys(stage_of, 0)
-    working: list[tuple[float, str, Phase, int]] = []  # a heap: who ends what when
+    working: list[tuple[float, PeerId, Phase, int]] = []  # a heap: who ends what when
     for microbatch, peer in enumerate(servers[0]):
         heappush(ready[peer]["forward"], (rank[microbatch], microbatch))
 

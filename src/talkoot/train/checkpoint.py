@@ -119,6 +119,21 @@ def newest(folder: Path, blobs: Blobs, at_most: int | None = None) -> tuple[Mani
     return None, warnings
 
 
+def check_tokenizer(manifest: Manifest, digest: str, where: str) -> None:
+    """Refuse to go on from a snapshot with another tokenizer than its own.
+
+    Raises:
+        TalkootError: saying which two there are.
+    """
+    if manifest.tokenizer != digest:
+        raise TalkootError(
+            "this tokenizer is not the one that the checkpoint was trained with",
+            where=f"{where}, snapshot of step {manifest.step}",
+            why=f"its digest is {digest[:8]}, the snapshot names {manifest.tokenizer[:8]}",
+            next="restore the run's own tokenizer folder from a backup, or start a new run with --out",
+        )
+
+
 def prune(folder: Path, blobs: Blobs, keep: int, step: int) -> None:
     """Keep the newest ``keep`` snapshots up to ``step``, the one just written, and the blobs they need.
 

@@ -8,9 +8,10 @@ from talkoot.core.fold import Entry, State, fold
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
-from talkoot.train.records import Facts
+from talkoot.train.records import Facts, Worked
 from talkoot.world.api import World
 
+Share = tuple[int, tuple[int, ...]]  # a peer's stage and, in order, its microbatches
 Observer = Callable[[Entry, State], None]
 
 
@@ -50,7 +51,7 @@ class Journal:
         self._observer(entry, self.state)
         return entry.id
 
-    def append_work(self, peer: PeerId, signed: Signed | None, generation: int, step: int) -> Digest:
+    def append_work(self, peer: PeerId, signed: Signed | None, generation: int, step: int, share: Share) -> Digest:
         """Append a peer's receipt for its part of a step.
 
         Raises:
@@ -62,4 +63,7 @@ class Journal:
         stated = (receipt.peer, receipt.run, receipt.op, receipt.step, receipt.generation)
         if stated != (peer, self._world.run, "train.step", step, generation):
             raise ValueError(f"it is about {stated[2:]} of peer {receipt.peer[:8]}")
+        facts = receipt.read(Worked)
+        if (facts.stage, facts.microbatches) != share:
+            raise ValueError(f"it claims stage {facts.stage}, microbatches {facts.microbatches}, the plan said {share}")
         return self.append(signed)

@@ -21,7 +21,7 @@ from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.journal import Journal, Observer
+from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Ready, Saved
 from talkoot.train.peer import Job
 from talkoot.train.records import (
@@ -45,7 +45,6 @@ from talkoot.world.base import rebuild_failure
 
 NOTICES = (LOST, FAILED, HELLO)
 PROGRAM = "talkoot.train.peer:train_peer"
-MAX_RESPAWNS = 20  # of one name: more means a machine that cannot work, not bad luck
 
 A = TypeVar("A")
 
@@ -94,7 +93,6 @@ class Lead:
         self._vacated = False
         self._recovering: tuple[str, tuple[str, ...]] | None = None
         self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
-        self._respawns: dict[str, int] = {}
 
     @property
     def state(self) -> State:
@@ -110,10 +108,10 @@ class Lead:
         """Write a receipt of the lead's own into the log."""
         self.journal.record(op, facts, self.generation, self.step if step is None else step, parents)
 
-    def accept_work(self, peer: PeerId, signed: Signed | None, step: int) -> Digest:
+    def accept_work(self, peer: PeerId, signed: Signed | None, step: int, share: Share) -> Digest:
         """Write a peer's receipt for its part of ``step`` into the log, or expel it; returns the receipt's id."""
         try:
-            return self.journal.append_work(peer, signed, self.generation, step)
+            return self.journal.append_work(peer, signed, self.generation, step, share)
         except ValueError as problem:
             self.expel(peer, f"its receipt is not acceptable: {problem}")
 
@@ -193,7 +191,7 @@ class Lead:
         member = roster.members.pop(peer)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
         if self.step > member.since:
-            self._respawns.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
+            roster.attempts.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
         if not roster.lost and self._recovering is None:
             self._lost_at = self.world.now()
         roster.lost.append(member.name)
@@ -214,15 +212,7 @@ class Lead:
             self.world.disturb(name, "kill")
 
     def _launch(self, name: str, *, faults: bool = False) -> None:
-        attempts = self._respawns[name] = self._respawns.get(name, -1) + 1
-        if attempts > MAX_RESPAWNS:
-            raise TalkootError(
-                f"peer {name} keeps dying",
-                where=f"step {self.step}",
-                why=f"it was started {attempts} times",
-                next="look at its messages above; the machine may lack memory",
-                code=Exit.UNREACHABLE,
-            )
+        self.roster.count_launch(name, self.step)
         self._put_down(name)
         launch = Launch(
             name=name,
@@ -269,13 +259,8 @@ class Lead:
             self._manifest, warnings = snapshots.newest(self.folder, self.world.blobs, step or self.step)
             for warning in warnings:
                 self.record("run.warning", Warned(text=warning))
-        if self._manifest is not None and self._manifest.tokenizer != self.tokenizer_digest:
-            raise TalkootError(
-                "this tokenizer is not the one that the checkpoint was trained with",
-                where=f"{self.folder}, snapshot of step {self._manifest.step}",
-                why=f"its digest is {self.tokenizer_digest[:8]}, the snapshot names {self._manifest.tokenizer[:8]}",
-                next="restore the run's own tokenizer folder from a backup, or start a new run with --out",
-            )
+        if self._manifest is not None:
+            snapshots.check_tokenizer(self._manifest, self.tokenizer_digest, f"{self.folder}")
         self._vacated = True
         self.roster.vacate()
         self.evaluated_at = None

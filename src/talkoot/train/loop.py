@@ -106,7 +106,8 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
     losses = collect_losses(lead, plan, prepared, step)
     norm = gradient_norm(lead, prepared, step)
     rate = learning_rate(recipe, step)
-    parents = [lead.accept_work(peer, answer.receipt, step) for peer, answer in prepared.items()]
+    shares = {peer: (stage, plan.share_of(peer)) for peer, stage in lead.roster.seated()}
+    parents = [lead.accept_work(peer, answer.receipt, step, shares[peer]) for peer, answer in prepared.items()]
     facts = Committed(
         loss=math.fsum(losses) / len(losses),
         losses=tuple(losses),

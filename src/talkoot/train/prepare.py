@@ -18,10 +18,16 @@ TOKENIZER_FOLDER = "tokenizer"
 TOKENS_FOLDER = "tokens"
 
 
-def prepare_tokenizer(recipe: Recipe, folder: Path) -> Tokenizer:
-    """The recipe's tokenizer, trained or loaded once and kept in the run's folder."""
+def prepare_tokenizer(recipe: Recipe, folder: Path, *, begun: bool = False) -> Tokenizer:
+    """The recipe's tokenizer, trained or loaded once and kept in the run's folder.
+
+    Args:
+        recipe: says which.
+        folder: the run's.
+        begun: whether the run has begun, so that the kept one is this recipe's and not that of a refused attempt.
+    """
     kept = folder / TOKENIZER_FOLDER
-    if (kept / "tokenizer.json").is_file():
+    if begun and (kept / "tokenizer.json").is_file():
         return Tokenizer.load(kept)
     spec = recipe.data.tokenizer
     kind, _, size = spec.partition(":")
@@ -33,9 +39,7 @@ def prepare_tokenizer(recipe: Recipe, folder: Path) -> Tokenizer:
         tokenizer = Tokenizer.train(read_documents(recipe.data.source, recipe.data.column), int(size))
     else:
         tokenizer = Tokenizer.load(spec)
-    half = folder / f"{TOKENIZER_FOLDER}.partial"
-    tokenizer.save(half)
-    half.replace(kept)  # whole or not at all: half a tokenizer would be taken for another one
+    tokenizer.save(kept)  # if this is cut short, the run has not begun and it is made again
     return tokenizer
 
 

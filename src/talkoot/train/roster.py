@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Seat
 from talkoot.train.recipe import Swarm, peer_names
+
+MAX_RESPAWNS = 20  # of one name without any work between: a machine that cannot work, not bad luck
 
 
 class Member(msgspec.Struct):
@@ -29,6 +32,7 @@ class Roster:
         members: peers that said hello, by identity.
         launched: names started and not heard of yet, with their launch's ticket.
         lost: names lost since the last recovery.
+        attempts: how often each name was started since it last did some work.
     """
 
     def __init__(self, swarm: Swarm) -> None:
@@ -40,6 +44,7 @@ class Roster:
         self.members: dict[PeerId, Member] = {}
         self.launched: dict[str, str] = {}
         self.lost: list[str] = []
+        self.attempts: dict[str, int] = {}
 
     def speed(self, name: str) -> float:
         """Relative speed of the peer of that name."""
@@ -56,6 +61,22 @@ class Roster:
     def describe(self, peers: Iterable[str]) -> str:
         """Names where known, for messages."""
         return ", ".join(sorted(self.members[PeerId(p)].name if p in self.members else p for p in peers))
+
+    def count_launch(self, name: str, step: int) -> None:
+        """Count one more start of a name.
+
+        Raises:
+            TalkootError: it was replaced too often without having worked.
+        """
+        attempts = self.attempts[name] = self.attempts.get(name, 0) + 1
+        if attempts > MAX_RESPAWNS + 1:
+            raise TalkootError(
+                f"peer {name} keeps dying",
+                where=f"step {step}",
+                why=f"it was started {attempts - 1} times and never finished a step",
+                next="look at its messages above; the machine may lack memory",
+                code=Exit.UNREACHABLE,
+            )
 
     def admit(self, peer: PeerId, name: str, address: str) -> None:
         """Take in a peer that was launched.

@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,7 +94,8 @@ def run_simulated(
         async def main(world: Host) -> Result:
             lead = _lead(world, job, recipe, log, folder, held_out, tokenizer, observer)
             started(lead)
-            result = await train(lead)
+            with _stop_on_interrupt(lead):
+                result = await train(lead)
             await world.dismiss()
             return result
 
@@ -126,7 +128,7 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
         log = Log(folder / LOG)
         try:
             check_same_run(log, recipe, folder)
-            tokenizer = prepare_tokenizer(recipe, folder)
+            tokenizer = prepare_tokenizer(recipe, folder, begun=len(log) > 0)
             tokens = prepare_tokens(recipe, tokenizer, folder)
             config = model_config(recipe, tokenizer)
             windows = open_windows(recipe, str(tokens.path), tokens.digest)
@@ -217,6 +219,8 @@ def check_same_run(log: Log, recipe: Recipe, folder: Path) -> None:
 
 def _stop_on_signals(lead: Lead) -> None:
     """First Ctrl-C: finish the step, save, leave. Second: leave at once."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # signals are the main thread's
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
 
@@ -227,3 +231,23 @@ def _stop_on_signals(lead: Lead) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
+
+
+@contextmanager
+def _stop_on_interrupt(lead: Lead) -> Iterator[None]:
+    """The same for a simulation, whose event loop knows no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        if lead.stop_requested:
+            raise KeyboardInterrupt
+        lead.stop_requested = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

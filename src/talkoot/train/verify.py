@@ -56,6 +56,7 @@ def verify(path: Path) -> Findings:
 
 
 def examine(entries: Iterable[Entry]) -> Findings:
+    """Check entries whose signatures and chain hold; ValueError when they cannot follow each other."""
     state, faults, lost, replaced = State(), [], [], []
     worked: dict[str, tuple[int, Worked]] = {}  # receipts not yet cited by a commit, by id
     standing: dict[int, None] = {}

@@ -157,7 +157,7 @@ class Endpoint:
         return peer in self._links
 
     async def drained(self) -> None:
-        """Return when what has arrived was handed on: a peer's last words come before the news of its end."""
+        """Return when what has arrived was handed on: it comes before the news of its sender's end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_SECONDS
         await asyncio.sleep(0.01)  # what ZeroMQ's thread is reading right now

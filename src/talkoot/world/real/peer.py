@@ -20,9 +20,13 @@ from talkoot.world.base import PeerWorld, check_outgoing
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault, FaultPlan
 from talkoot.world.real.endpoint import Endpoint
-from talkoot.world.real.wire import Wire, read_address
+from talkoot.world.real.wire import SIGNED, Wire, read_address
 
 T = TypeVar("T")
+
+BYE, HEARD = "world/bye", "world/heard"  # "that was all" and its answer: between worlds, programs never see them
+GOODBYE_SECONDS = 3.0  # for the answer of those who ever spoke to us
+STRANGER_SECONDS = 0.5  # others may not have met us, and then they cannot answer
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,8 @@ class RealWorld(PeerWorld):
         )
         self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._acquainted: set[PeerId] = set()  # who has met us, as their messages show
+        self._unheard: set[PeerId] = set()  # who has not said yet that our last message arrived
         self._launched: set[PeerId] = set()  # whose fatal errors count even before they said hello
         if lead:
             self.meet(lead, settings.lead_address)
@@ -84,7 +90,15 @@ class RealWorld(PeerWorld):
             self.hold(parts, sum(len(part) for part in parts))
             return
         message = self._wire.open(parts)
-        if message is not None:
+        if message is None:
+            return
+        if topic not in SIGNED:
+            self._acquainted.add(sender)
+        if topic == BYE:
+            self.spawn(self._endpoint.send(sender, self._wire.pack(sender, HEARD, b"", (), 0, 0)), HEARD)
+        elif topic == HEARD:
+            self._unheard.discard(sender)
+        else:
             self.mailbox.put(message)
 
     def resubmit(self, held: Any) -> None:
@@ -167,4 +181,18 @@ class RealWorld(PeerWorld):
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._say_goodbye()
         await self._endpoint.close()
+
+    async def _say_goodbye(self) -> None:
+        """Wait until what was sent has been read: our end is seen at once, and must not overtake our last words."""
+        peers = [peer for peer in self._met if self._endpoint.linked(peer)]
+        self._unheard.update(peers)
+        for peer in peers:
+            await self._endpoint.send(peer, self._wire.pack(peer, BYE, b"", (), 0, 0))
+        started = time.monotonic()
+        while waiting := [peer for peer in self._unheard if self._endpoint.linked(peer)]:
+            patience = GOODBYE_SECONDS if self._acquainted.intersection(waiting) else STRANGER_SECONDS
+            if time.monotonic() - started > patience:
+                break
+            await asyncio.sleep(0.002)

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import world_conformance as conformance
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.keys import Key
@@ -287,5 +285,33 @@ def test_a_taken_port_names_its_holder():
             world_here("other", host="203.0.113.7")
         assert caught.value.code is Exit.UNREACHABLE
         await world.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_peer_checks_that_others_can_reach_it(encrypt):
+    async def main():
+        world = RealWorld(Settings(run="r", name="alder", encrypt=encrypt))
+        try:
+            await world.ready()
+            assert world.refused == {}
+        finally:
+            await world.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_nobody_can_reach_says_so(monkeypatch):
+    monkeypatch.setattr("talkoot.world.real.endpoint.ANSWER_MS", 300)
+
+    async def main():
+        world = RealWorld(Settings(run="r", name="alder"))
+        try:
+            world._endpoint._inbox.unbind(world._endpoint.bound)  # as a firewall would
+            with pytest.raises(TalkootError, match="cannot reach this address"):
+                await world.ready()
+        finally:
+            await world.close()
 
     asyncio.run(main())

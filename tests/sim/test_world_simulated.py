@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import world_conformance as conformance
 from talkoot.core.errors import TalkootError

@@ -112,9 +112,7 @@ def test_load_tokens_from_text_and_from_tokens(tmp_path):
     (tmp_path / "own.bin").write_bytes(packed.tokens.tobytes())
     (tmp_path / "own.json").write_text('{"dtype": "uint16", "tokenizer": "letters"}')
     for source in (tmp_path / "own.bin", tmp_path / "cache"):
-        assert (
-            load_tokens(str(source), Letters(), tmp_path / "unused").tokens.tolist() == packed.tokens.tolist()
-        )
+        assert load_tokens(str(source), Letters(), tmp_path / "unused").tokens.tolist() == packed.tokens.tolist()
     assert not (tmp_path / "unused").exists()
     assert "no digest" in failure(TokenFile.open, tmp_path / "own.bin", verify=True).why
 
@@ -248,9 +246,7 @@ def test_bad_sidecar(tmp_path, change, why):
     assert why in error.why
 
 
-@pytest.mark.parametrize(
-    ("text", "why"), [("{", "not valid JSON"), ("[]", "an object is needed"), ("\xff", "JSON")]
-)
+@pytest.mark.parametrize(("text", "why"), [("{", "not valid JSON"), ("[]", "an object is needed"), ("\xff", "JSON")])
 def test_unreadable_sidecar(tmp_path, text, why):
     pack(["hello"], Letters(), tmp_path, "x")
     (tmp_path / "tokens.json").write_bytes(text.encode("latin-1"))

@@ -45,9 +45,7 @@ def test_unlike_keys_give_unlike_orders(a, b):
 
 def chi_square(counts: Counter, cells: int) -> float:
     expected = counts.total() / cells
-    return sum((counts[cell] - expected) ** 2 for cell in counts) / expected + expected * (
-        cells - len(counts)
-    )
+    return sum((counts[cell] - expected) ** 2 for cell in counts) / expected + expected * (cells - len(counts))
 
 
 @pytest.mark.parametrize("keys", ["consecutive", "spread"])
@@ -84,9 +82,7 @@ def test_golden_values_never_change():
     assert feistel(123_456_789, 10**12, 2**64 - 1) == 650_371_414_714
 
 
-@pytest.mark.parametrize(
-    ("index", "size", "key"), [(-1, 5, 0), (5, 5, 0), (0, 0, 0), (0, 5, -1), (0, 5, 2**64)]
-)
+@pytest.mark.parametrize(("index", "size", "key"), [(-1, 5, 0), (5, 5, 0), (0, 0, 0), (0, 5, -1), (0, 5, 2**64)])
 def test_arguments_out_of_range(index, size, key):
     with pytest.raises(ValueError, match=r"index|key"):
         feistel(index, size, key)

@@ -35,9 +35,7 @@ def test_every_window_comes_once_per_epoch(length, batch, per_step, windows, see
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    total=st.integers(400, 3000), length=st.integers(1, 12), fraction=st.floats(0.1, 0.9), seed=st.integers()
-)
+@given(total=st.integers(400, 3000), length=st.integers(1, 12), fraction=st.floats(0.1, 0.9), seed=st.integers())
 def test_training_never_reads_a_held_out_token(total, length, fraction, seed):
     data = Windows(counting(total), length=length, batch=3, seed=seed, held_out=fraction)
     held = np.concatenate([data.held_out(i) for i in range(data.num_held_out_batches)])
@@ -134,9 +132,7 @@ def test_too_little_training_text(total):
     assert "held_out" not in caught.value.next
 
 
-@pytest.mark.parametrize(
-    "setting", [{"length": 0}, {"batch": 0}, {"length": 1.5}, {"held_out": 1}, {"held_out": -0.1}]
-)
+@pytest.mark.parametrize("setting", [{"length": 0}, {"batch": 0}, {"length": 1.5}, {"held_out": 1}, {"held_out": -0.1}])
 def test_impossible_settings_name_themselves(setting):
     with pytest.raises(TalkootError) as caught:
         Windows(counting(1000), **({"length": 8, "batch": 4, "seed": 0} | setting))

@@ -29,9 +29,7 @@ def test_counts_agree_with_shapes(family: str, tied: bool) -> None:
 def test_one_dial_derives_a_consistent_model_and_explains_it(layers: int) -> None:
     config = ModelConfig.from_depth(layers, 1024)
     rows = config.derivation()
-    assert {name: getattr(config, name) for name, *_ in rows[:-1]} == {
-        name: value for name, value, _ in rows[:-1]
-    }
+    assert {name: getattr(config, name) for name, *_ in rows[:-1]} == {name: value for name, value, _ in rows[:-1]}
     assert rows[-1][:2] == ("parameters", config.num_parameters())
     assert all(reason and not reason.startswith("given") for *_, reason in rows)
     assert config.heads * config.head_dim == config.width

@@ -60,11 +60,7 @@ def edit_weights(folder: Path, change: Callable[[dict], object]) -> None:
         {"family": "qwen2", "sliding_window": 5, "full_layers": (1, 2)},
         {"family": "qwen3", "sliding_window": 5, "full_layers": (2,), "dtype": "bfloat16"},
         {"rope_scaling": LinearScaling(factor=2.0), "rope_theta": 5e5, "dtype": "float16"},
-        {
-            "rope_scaling": Llama3Scaling(
-                factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=64
-            )
-        },
+        {"rope_scaling": Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=64)},
     ],
 )
 def test_config_and_tensors_come_back(tmp_path: Path, changes: dict) -> None:
@@ -188,13 +184,9 @@ def test_truncated_weights_are_named(single: Path) -> None:
         preflight(single)
 
 
-@pytest.mark.parametrize(
-    "name", ["../secret.safetensors", "/etc/x.safetensors", "..\\x.safetensors", "x.bin"]
-)
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/x.safetensors", "..\\x.safetensors", "x.bin"])
 def test_an_index_cannot_point_outside(sharded: Path, name: str) -> None:
-    edit_json(
-        sharded / "model.safetensors.index.json", lambda c: c["weight_map"].update({"lm_head.weight": name})
-    )
+    edit_json(sharded / "model.safetensors.index.json", lambda c: c["weight_map"].update({"lm_head.weight": name}))
     with pytest.raises(TalkootError, match="outside its folder"):
         preflight(sharded)
 

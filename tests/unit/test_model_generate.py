@@ -25,9 +25,7 @@ def model(family: str = "llama", **changes) -> Stage:
     }
     config = ModelConfig(**{**sizes, "family": family, "max_positions": 64, **changes})
     stage = Stage(config, 0, config.layer_count, seed=9)
-    with (
-        torch.no_grad()
-    ):  # a larger head makes an untrained model opinionated, so that ties cannot hide errors
+    with torch.no_grad():  # a larger head makes an untrained model opinionated, so that ties cannot hide errors
         stage.tensors()["lm_head.weight"].mul_(20)
     return stage
 

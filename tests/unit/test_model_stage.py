@@ -90,9 +90,7 @@ def test_a_cut_model_has_the_whole_ones_bits(family: str, tied: bool, autocast: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tensors_are_named_shaped_and_ordered_as_the_config_says(family: str) -> None:
     config = small(family, layers=11)
-    shapes = {
-        name: s for index in range(config.layer_count) for name, s in config.layer_shapes(index).items()
-    }
+    shapes = {name: s for index in range(config.layer_count) for name, s in config.layer_shapes(index).items()}
     found = {name: tuple(p.shape) for name, p in whole(config).tensors().items()}
     assert list(found.items()) == list(shapes.items())
     assert sum(p.numel() for p in whole(config).parameters()) == sum(config.layer_parameters())
@@ -103,9 +101,7 @@ def test_initial_values_follow_from_seed_and_name_alone() -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     a = whole(config, seed=1).tensors()
-    assert torch.equal(torch.get_rng_state(), state), (
-        "building a stage must not draw from the global generator"
-    )
+    assert torch.equal(torch.get_rng_state(), state), "building a stage must not draw from the global generator"
     b = Stage(config, 2, 3, seed=1).tensors()
     assert all(torch.equal(a[name], b[name]) for name in b)
     for owner, copy in tied_names(config):

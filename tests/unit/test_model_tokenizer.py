@@ -55,9 +55,7 @@ def test_training_learns_merges_and_repeats_itself() -> None:
     assert len(TRAINED.encode(TEXTS[0])) < len(BYTES.encode(TEXTS[0])) / 2
     assert Tokenizer.train(TEXTS, 300).digest() != TRAINED.digest()
     hostile = Tokenizer.train([f"{BEGIN}{END}" * 50] * 20, 400)
-    assert hostile.eos_id not in hostile.encode(END), (
-        "a corpus of markers must not teach the marker as a word"
-    )
+    assert hostile.eos_id not in hostile.encode(END), "a corpus of markers must not teach the marker as a word"
     with pytest.raises(TalkootError, match="too small"):
         Tokenizer.train(TEXTS, 257)
 

@@ -6,21 +6,18 @@ import asyncio
 import json
 import socket
 import sqlite3
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from fixture_run import Story, eventful
 
 from talkoot.core.errors import TalkootError
 from talkoot.serve.dashboard import dashboard, serve_dashboard
 from talkoot.serve.follow import Follower
 from talkoot.serve.guard import host_name, is_loopback
-
-sys.path.append(str(Path(__file__).parents[1] / "page"))
-from fixture_run import Story, eventful
 
 FAST = 0.02
 

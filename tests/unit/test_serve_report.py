@@ -6,11 +6,11 @@ import base64
 import hashlib
 import re
 import sqlite3
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from fixture_run import Story, crew, eventful
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.log import Log
@@ -20,9 +20,6 @@ from talkoot.serve.view import View
 from talkoot.serve.words import clock, count, duration, size
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-
-sys.path.append(str(Path(__file__).parents[1] / "page"))
-from fixture_run import Story, crew, eventful  # noqa: E402
 
 
 class Reader(HTMLParser):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
+from fixture_run import TOKENS, Story, crew, eventful
 
 from talkoot.core.log import Log
 from talkoot.serve.view import View, view_of
 from talkoot.train import records
-
-sys.path.append(str(Path(__file__).parents[1] / "page"))
-from fixture_run import TOKENS, Story, crew, eventful
 
 
 @pytest.fixture

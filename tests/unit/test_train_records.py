@@ -294,10 +294,16 @@ def test_work_of_another_step_is_found(writer):
     assert faults(writer) == ("step 0 cites work of step 1",)
 
 
-def test_a_commit_before_the_start_is_found(tmp_path):
+def test_what_is_the_leads_to_state_is_refused_from_anybody_else(writer):
+    for op, facts in (("train.rollback", RolledBack(reason="r")), ("run.end", End(reason="done"))):
+        with pytest.raises(ValueError, match="is the lead's to state"):
+            writer.write(op, facts, key=ALDER)
+
+
+def test_nothing_is_stated_before_the_start(tmp_path):
     writer = Writer(tmp_path / "log.sqlite")
-    writer.commit(0, ())
-    assert faults(writer) == ("a commit before the run's start",)
+    with pytest.raises(ValueError, match="is the lead's to state"):
+        writer.commit(0, ())
     writer.log.close()
 
 

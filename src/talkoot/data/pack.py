@@ -79,9 +79,7 @@ class TokenFile:
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint16), repr=False, compare=False)
 
     @classmethod
-    def open(
-        cls, folder: Path | str, *, tokenizer: Tokenizer | None = None, verify: bool = False
-    ) -> TokenFile:
+    def open(cls, folder: Path | str, *, tokenizer: Tokenizer | None = None, verify: bool = False) -> TokenFile:
         """Map a token file into memory.
 
         Args:
@@ -100,9 +98,7 @@ class TokenFile:
         if size != count * item or count == 0:
             why = f"{size:,} bytes found, and {count:,} tokens of {known['dtype']} take {count * item:,}"
             raise _damaged(data, "no tokens in it" if size == 0 else why)
-        file = cls(
-            path=data, **{**known, "count": count}, tokens=np.memmap(data, _DTYPES[known["dtype"]], "r")
-        )
+        file = cls(path=data, **{**known, "count": count}, tokens=np.memmap(data, _DTYPES[known["dtype"]], "r"))
         if tokenizer is not None and tokenizer.digest() != file.tokenizer:
             raise TalkootError(
                 "these tokens were made by another tokenizer",
@@ -117,9 +113,7 @@ class TokenFile:
     def check(self) -> None:
         """Read every byte and compare with the recorded digest; raises TalkootError where they differ."""
         if not self.digest:
-            raise _damaged(
-                _sidecar(self.path), "it records no digest to compare with", "add one, or do not verify"
-            )
+            raise _damaged(_sidecar(self.path), "it records no digest to compare with", "add one, or do not verify")
         with self.path.open("rb") as file:
             found = hashlib.file_digest(file, _hasher).hexdigest()
         if found != self.digest:

@@ -64,9 +64,7 @@ def read_jsonl(path: Path, column: str) -> Iterator[str]:
 def _json_value(line: str, column: str, where: str) -> object:
     if len(line) >= LONGEST_LINE:
         why = f"the line is longer than {LONGEST_LINE:,} characters; JSON lines hold one object a line"
-        raise TalkootError(
-            "a line is too long", where=where, why=why, next="put each object on a line of its own"
-        )
+        raise TalkootError("a line is too long", where=where, why=why, next="put each object on a line of its own")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -78,9 +76,7 @@ def _json_value(line: str, column: str, where: str) -> object:
         ) from None
     if not isinstance(row, dict):
         why = f"the line holds a {type(row).__name__}, and an object with the key {column!r} is needed"
-        raise TalkootError(
-            "a line is not an object", where=where, why=why, next='write {"text": "..."} lines'
-        )
+        raise TalkootError("a line is not an object", where=where, why=why, next='write {"text": "..."} lines')
     if column not in row:
         raise unknown_column(column, row, where)
     return row[column]
@@ -118,9 +114,7 @@ def only_text(value: object, column: str, where: str) -> Iterator[str]:
         value.encode()
     except UnicodeEncodeError as error:  # "\ud800" alone is legal JSON but no text
         why = f"character {error.start} is half of a surrogate pair"
-        raise TalkootError(
-            "the text is not valid Unicode", where=where, why=why, next="repair this row"
-        ) from None
+        raise TalkootError("the text is not valid Unicode", where=where, why=why, next="repair this row") from None
     yield value
 
 

@@ -92,9 +92,7 @@ class Documents(Iterator[str]):
             raise TalkootError(
                 "there is nothing to read",
                 where=self.source,
-                why="the file is empty (0 bytes)"
-                if empty
-                else f"no documents with text in {len(self.parts)} part(s)",
+                why="the file is empty (0 bytes)" if empty else f"no documents with text in {len(self.parts)} part(s)",
                 next="name a source that holds text, or check the data column",
             )
 
@@ -158,9 +156,7 @@ def _folder(folder: Path) -> list[tuple[str, Any]]:
             files.append((_kind_of(file), file))
     if not files:
         wanted = ", ".join(sorted(known))
-        raise _missing(
-            str(folder), f"no file in the folder ends in one of: {wanted}", "name another folder or a glob"
-        )
+        raise _missing(str(folder), f"no file in the folder ends in one of: {wanted}", "name another folder or a glob")
     return files
 
 

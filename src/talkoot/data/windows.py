@@ -35,9 +35,7 @@ class Windows:
         TalkootError: a size that makes no sense, or too few tokens for one training and one held-out batch.
     """
 
-    def __init__(
-        self, tokens: np.ndarray, *, length: int, batch: int, seed: int, held_out: float = 0.05
-    ) -> None:
+    def __init__(self, tokens: np.ndarray, *, length: int, batch: int, seed: int, held_out: float = 0.05) -> None:
         _check_sizes(length, batch, held_out)
         if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
             raise ValueError(f"tokens must be a 1-D integer array, not {tokens.ndim}-D {tokens.dtype}")

@@ -173,9 +173,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             value = getattr(self, name)
             rows.append((name, value, reason if value == dial else f"given; the dial would say {dial}"))
         blocks = sum(self.layer_parameters()[1:-1])
-        rows.append(
-            ("parameters", self.num_parameters(), f"{blocks:,} in the blocks, the rest in embedding and head")
-        )
+        rows.append(("parameters", self.num_parameters(), f"{blocks:,} in the blocks, the rest in embedding and head"))
         return rows
 
     @property

@@ -155,11 +155,7 @@ def _file_entries(path: Path) -> dict[str, Entry]:
             next = "convert quantised weights back to bfloat16 with transformers first"
             raise refuse("the checkpoint's number type is not supported", path, why, next)
         first, last = tensor.data_offsets
-        if (
-            first != end
-            or last - first != prod(tensor.shape) * STORED[tensor.dtype][1]
-            or min(first, *tensor.shape, 0)
-        ):
+        if first != end or last - first != prod(tensor.shape) * STORED[tensor.dtype][1] or min(first, *tensor.shape, 0):
             raise refuse(f"{path.name} is corrupt", path, f"the extent of {name} is wrong", "fetch it again")
         end = last
     if 8 + length + end != size:
@@ -186,9 +182,7 @@ def check_tensors(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where
     # Old Llama checkpoints stored the rotary frequencies, which follow from the configuration.
     extra = {n for n in shapes.keys() - wanted.keys() if not n.endswith("rotary_emb.inv_freq")}
     next = "use the config.json that belongs to these weights"
-    blocks = len(
-        {name.split(".")[2] for name in shapes if name.startswith("model.layers.") and name.count(".") > 2}
-    )
+    blocks = len({name.split(".")[2] for name in shapes if name.startswith("model.layers.") and name.count(".") > 2})
     if blocks not in (0, config.layers):
         why = f"the configuration says {config.layers} blocks, the checkpoint holds {blocks}"
         raise refuse("the number of layers differs", where, why, next)

@@ -99,14 +99,11 @@ def stream(
     cache, step = Cache(), tokens.to(stage.device)
     for _ in range(max_new_tokens):
         logits = _next_logits(stage, step, cache)
-        chosen = (
-            logits.argmax(-1) if temperature == 0 else _sample(logits, temperature, top_k, top_p, generators)
-        )
+        chosen = logits.argmax(-1) if temperature == 0 else _sample(logits, temperature, top_k, top_p, generators)
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
         picked = chosen.tolist()
         yield [
-            Sampled(*pair) if on else None
-            for pair, on in zip(zip(picked, logprobs, strict=True), alive, strict=True)
+            Sampled(*pair) if on else None for pair, on in zip(zip(picked, logprobs, strict=True), alive, strict=True)
         ]
         for row, token in enumerate(picked):
             tails[row] = [*tails[row], token][-longest:] if longest else []
@@ -146,15 +143,11 @@ def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
     if isinstance(seed, int):
         return [tensor_seed(seed, f"row {row}") for row in range(rows)]
     if len(seed) != rows:
-        raise _bad(
-            "seed", f"{len(seed)} seeds for {rows} prompts", "give one seed per prompt, or a single one"
-        )
+        raise _bad("seed", f"{len(seed)} seeds for {rows} prompts", "give one seed per prompt, or a single one")
     return [tensor_seed(one, "row") for one in seed]
 
 
-def _check(
-    stage: Stage, tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float
-) -> None:
+def _check(stage: Stage, tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float) -> None:
     config = stage.config
     if not stage.whole:
         why = f"the stage holds layers {stage.first} to {stage.last - 1} of {config.layer_count}"
@@ -168,9 +161,7 @@ def _check(
         why = f"{tokens.shape[1]} prompt and {new} new tokens, the model has {config.max_positions} positions"
         raise _bad("max_new_tokens", why, "ask for at least one, shorten the prompt or the answer")
     if not 0 <= temperature < float("inf"):
-        raise _bad(
-            "temperature", f"{temperature} is not a finite number from 0", "use 0 for greedy, else about 1"
-        )
+        raise _bad("temperature", f"{temperature} is not a finite number from 0", "use 0 for greedy, else about 1")
     if top_k is not None and top_k < 1:
         raise _bad("top_k", f"{top_k} keeps no token", "use at least 1, or None for all")
     if not 0 < top_p <= 1:

@@ -139,9 +139,7 @@ def load_config(folder: Path | str) -> ModelConfig:
         )
     except TalkootError as error:
         next = "use an intact folder of a supported model"
-        raise refuse(
-            f"{CONFIG} describes no usable model", path, f"{error.where}: {error.why}", next
-        ) from error
+        raise refuse(f"{CONFIG} describes no usable model", path, f"{error.where}: {error.why}", next) from error
 
 
 def config_files(config: ModelConfig, dtype: str) -> dict[str, dict[str, Any]]:
@@ -277,9 +275,7 @@ def _window(raw: _Config, family: _Family, path: Path) -> tuple[int | None, tupl
         return None, ()
     else:
         return window, tuple(i for i, kind in enumerate(types, 1) if kind == "full_attention")
-    raise refuse(
-        "layer_types cannot be followed", path, why, "use an intact config.json of a supported model"
-    )
+    raise refuse("layer_types cannot be followed", path, why, "use an intact config.json of a supported model")
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -136,9 +136,7 @@ def _write_weights(folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype,
         shards[-1].append(name)
         room -= size
     total = len(shards)
-    files = (
-        [SINGLE] if total == 1 else [f"model-{i:05}-of-{total:05}.safetensors" for i in range(1, total + 1)]
-    )
+    files = [SINGLE] if total == 1 else [f"model-{i:05}-of-{total:05}.safetensors" for i in range(1, total + 1)]
     for file, names in zip(files, shards, strict=True):
         # One shard at a time in memory; clone, because safetensors refuses tensors that share storage.
         shard = {name: tensors[name].detach().to("cpu", dtype, copy=True).contiguous() for name in names}

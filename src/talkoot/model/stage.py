@@ -132,9 +132,7 @@ class Stage(nn.Module):
             TalkootError: a layer is not held here, or an end stands in the middle.
         """
         ends = {0: order[0] if order else None, self.config.layers + 1: order[-1] if order else None}
-        misplaced = [
-            end for end, found in ends.items() if end in order and (found != end or order.count(end) > 1)
-        ]
+        misplaced = [end for end, found in ends.items() if end in order and (found != end or order.count(end) > 1)]
         strange = [index for index in order if not self.first <= index < self.last]
         if not order or misplaced or strange:
             raise TalkootError(

@@ -14,10 +14,10 @@ from talkoot.world.api import Blank, Frame
 
 
 def to_frame(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, without a copy when it is contiguous and on the CPU."""
+    """The tensor's bytes, without a copy if it is contiguous and on the CPU; it must not change while they travel."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()
-    return memoryview(array)
+    return memoryview(array).toreadonly()  # a writable buffer would be copied before it is sent
 
 
 def from_frame(frame: Frame, dtype: torch.dtype, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

@@ -385,10 +385,13 @@ class Lead:
         self.state_hash, self.saved_at = manifest.state_hash, self.step
         return manifest.state_hash
 
+    def end(self, reason: str) -> None:
+        """Write down why the run stops here."""
+        self.record("run.end", End(reason=reason, state_hash=self.state_hash))
+
     async def finish(self) -> None:
         """Write down the end and send everybody home."""
         self.busy_peers = tuple(self.state["peers"].present.values())
-        reason = "done" if self.step >= self.recipe.train.steps else "interrupted"
-        self.record("run.end", End(reason=reason, state_hash=self.state_hash))
+        self.end("done" if self.step >= self.recipe.train.steps else "interrupted")
         for peer in self.roster.members:
             await self.tell(peer, "stop", None, self.step)

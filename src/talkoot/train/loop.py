@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -35,8 +36,28 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 async def train(lead: Lead) -> Result:
     """Run the job from wherever the log says it is to its last step."""
-    recipe = lead.recipe.train
     lead.assemble()
+    try:
+        await run_steps(lead)
+    except TalkootError as problem:
+        with suppress(TalkootError):  # the log itself may be what cannot be written
+            lead.end(problem.what)
+        raise
+    await lead.finish()
+    state = lead.state["train"]
+    return Result(
+        finished=lead.step >= lead.recipe.train.steps,
+        step=lead.step,
+        loss=state.loss,
+        held_out=state.held_out,
+        state_hash=lead.state_hash,
+        log_hash=lead.state.chain,
+    )
+
+
+async def run_steps(lead: Lead) -> None:
+    """Step after step, each a transaction, until the last one or until somebody asks to stop."""
+    recipe = lead.recipe.train
     while True:
         try:
             await lead.restore()  # after a loss: climb the recovery ladder; otherwise seat newcomers
@@ -47,22 +68,12 @@ async def train(lead: Lead) -> Result:
             if step and (done or _due(step, recipe.checkpoint_every)) and lead.saved_at != step:
                 await lead.checkpoint()
             if done:
-                break
+                return
             plan = begin(lead)
             prepared = await compute(lead, plan, step)
             await commit(lead, plan, prepared, step)
         except PeersLost:
             continue  # nothing was applied: restore the swarm and do the step again
-    await lead.finish()
-    state = lead.state["train"]
-    return Result(
-        finished=lead.step >= recipe.steps,
-        step=lead.step,
-        loss=state.loss,
-        held_out=state.held_out,
-        state_hash=lead.state_hash,
-        log_hash=lead.state.chain,
-    )
 
 
 def _due(step: int, every: int) -> bool:

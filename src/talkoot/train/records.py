@@ -170,6 +170,10 @@ class TrainState(msgspec.Struct, frozen=True):
 
 def _run(state: RunState, entry: Entry) -> RunState:
     receipt, replace = entry.receipt, msgspec.structs.replace
+    if receipt.op not in ("run.start", "run.resume", "train.step") and receipt.peer != state.lead:
+        raise ValueError(f"{receipt.op} is the lead's to state, not {receipt.peer[:8]}'s")
+    if not receipt.op.startswith("run."):
+        return state
     match receipt.op:
         case "run.start":
             if state.start is not None:
@@ -200,6 +204,8 @@ def _peers(state: PeersState, entry: Entry) -> PeersState:
             return replace(state, present=MappingProxyType(present), joined=state.joined + 1)
         case "peer.seat":
             facts = receipt.read(Seated)
+            if facts.peer not in present:
+                raise ValueError(f"{facts.peer[:8]} never joined")
             present[facts.peer] = replace(present[facts.peer], stage=facts.stage)
             return replace(state, present=MappingProxyType(present))
         case "peer.lost":
@@ -257,6 +263,6 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
     return state  # a peer's own account changes nothing until the commit that cites it
 
 
-chapters.register("run")(Chapter(("run.",), RunState(), _run))
+chapters.register("run")(Chapter(("run.", "peer.", "train."), RunState(), _run))
 chapters.register("peers")(Chapter(("run.", "peer.", "train.step"), PeersState(), _peers))
 chapters.register("train")(Chapter(("run.resume", "train."), TrainState(), _train))

@@ -70,6 +70,7 @@ def run_real(
             _stop_on_signals(lead)
             started(lead)
             try:
+                await host.ready()
                 return await train(lead)
             finally:
                 await host.dismiss()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -80,6 +81,7 @@ class Endpoint:
             self._inbox.curve_publickey, self._inbox.curve_secretkey = self._curve
             self._inbox.curve_server = True
         self.bound = self._bind(host, port)
+        self._knock, self._heard = os.urandom(16), asyncio.Event()
         self._pump = asyncio.get_running_loop().create_task(self._receive(), name="inbox")
 
     def _socket(self, context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
@@ -191,7 +193,36 @@ class Endpoint:
     async def _receive(self) -> None:
         while True:
             frames = await self._inbox.recv_multipart(copy=False)
-            self._arrived([frame.buffer for frame in frames])
+            if len(frames) == 1 and frames[0].bytes == self._knock:
+                self._heard.set()
+            else:
+                self._arrived([frame.buffer for frame in frames])
+
+    async def check(self) -> None:
+        """Reach one's own inbox the way others will: through its address, encrypted where theirs is.
+
+        Raises:
+            TalkootError: nothing came through within :data:`ANSWER_MS`.
+        """
+        socket = self._socket(self._context, zmq.PUSH)
+        try:
+            if self._curve:
+                socket.curve_serverkey = self._curve[0]
+                socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.connect(self.bound)
+            await socket.send(self._knock)
+            async with asyncio.timeout(ANSWER_MS / 1000):
+                await self._heard.wait()
+        except (TimeoutError, zmq.ZMQError) as problem:
+            raise TalkootError(
+                "other peers cannot reach this address",
+                where=self.bound,
+                why=f"not even this process could: {str(problem) or f'nothing arrived within {ANSWER_MS} ms'}",
+                next="let the firewall pass TCP connections to it, or name another address of this machine",
+                code=Exit.UNREACHABLE,
+            ) from problem
+        finally:
+            socket.close(linger=0)
 
     async def close(self, seconds: float = 3.0) -> None:
         """Give queued messages up to ``seconds`` to leave, then end every link, then stop listening."""

@@ -45,6 +45,7 @@ def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for a torch that is imported from here on
 
     async def load_and_run(world: World, argument: bytes) -> None:
+        await cast(RealWorld, world).ready()
         coroutine = load_program(program)
         if torch := cast(Any, sys.modules.get("torch")):  # perhaps imported before the fork
             torch.set_num_threads(threads)

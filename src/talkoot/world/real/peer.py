@@ -101,6 +101,10 @@ class RealWorld(PeerWorld):
         else:
             self.mailbox.put(message)
 
+    async def ready(self) -> None:
+        """Make sure that others can reach this peer; TalkootError when they cannot."""
+        await self._endpoint.check()
+
     def resubmit(self, held: Any) -> None:
         self._arrived(held)
 

@@ -154,7 +154,7 @@ def test_a_diverged_run_stops_and_keeps_its_snapshot(tmp_path, world):
 
 
 def test_an_address_that_is_not_of_this_machine(job, tmp_path):
-    parts = refused("train", job, "--out", tmp_path / "run", "--set", "swarm.host=203.0.113.7", code=3)
+    parts = refused("train", job, "--out", tmp_path / "run", "--set", "swarm.host=203.0.113.7")
     assert "203.0.113.7" in parts["where"]
     assert untouched(tmp_path / "run")
 
@@ -230,3 +230,11 @@ def test_watch_serves_until_ctrl_c(tmp_path):
 )
 def test_numbers_out_of_range_on_the_command_line(arguments):
     refused(*arguments)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "..", " ", "a/b"])
+def test_a_recipes_name_cannot_leave_the_folder_of_runs(job, tmp_path, name):
+    done = talkoot("train", job, "--sim", "--json", "--set", f"name={json.dumps(name)}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert repr(name) in json.loads(done.stdout)["error"]["why"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.toml", "text.txt"]

@@ -283,7 +283,7 @@ def test_a_taken_port_names_its_holder():
         assert "--port" in caught.value.next
         with pytest.raises(TalkootError, match="cannot listen") as caught:
             world_here("other", host="203.0.113.7")
-        assert caught.value.code is Exit.UNREACHABLE
+        assert caught.value.code is Exit.BAD_INPUT
         await world.close()
 
     asyncio.run(main())

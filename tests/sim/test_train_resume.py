@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from test_train_kit import Fault, model_folder, replace, simulate, tiny
+from test_train_kit import Fault, model_folder, replace, simulate, text_folder, tiny
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry, State, fold
@@ -219,6 +219,19 @@ def test_another_tokenizer_in_the_folder_is_refused(tmp_path):
     Tokenizer.train(["a few words, a few words"] * 9, 258).save(tmp_path / "tokenizer")
     with pytest.raises(TalkootError, match="not the one"):
         run_simulated(recipe_of(steps=3), tmp_path)
+
+
+def test_a_text_that_changed_is_refused_until_it_is_restored(tmp_path):
+    text = tmp_path / "text.txt"
+    words = (text_folder() / "text.txt").read_text()
+    text.write_text(words)
+    recipe = replace(recipe_of(steps=2), "data", source=str(text))
+    run_simulated(recipe, tmp_path / "run")
+    text.write_text(words.replace("sheep", "hares"))
+    with pytest.raises(TalkootError, match="text has changed"):
+        run_simulated(replace(recipe, "train", steps=3), tmp_path / "run")
+    text.write_text(words)
+    assert run_simulated(replace(recipe, "train", steps=3), tmp_path / "run").step == 3
 
 
 def test_a_folder_in_use_is_refused(tmp_path):

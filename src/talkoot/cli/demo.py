@@ -109,12 +109,14 @@ def transformers_difference(model: Path) -> float | None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
     except ImportError:
         return None
     import torch
 
     from talkoot.model.huggingface import load_model
 
+    logging.disable_progress_bar()
     theirs: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(model)(PROMPT * 8, return_tensors="pt").input_ids
     with torch.no_grad():

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 
 from talkoot.cli.output import Progress, print_json, say
-from talkoot.core.errors import Exit
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.train.recipe import load_recipe
 
 
 def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
     """Run the verb."""
     loaded = load_recipe(recipe, sets)
-    folder = out or Path("runs") / (loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
+    folder = out or Path("runs") / _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
     from talkoot.train.run import run_real, run_simulated
 
     progress = Progress(loaded.train.steps, quiet=as_json)
@@ -32,3 +32,15 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
         say(f"next: {again}talkoot report {folder}{export}")
     if not result.finished:
         sys.exit(Exit.INTERRUPTED)
+
+
+def _folder_name(name: str) -> str:
+    """A run's name as a folder below ``runs``: a stranger's recipe must not choose where we write."""
+    if not name.strip() or name == ".." or Path(name).name != name or "\0" in name:
+        raise TalkootError(
+            "the recipe cannot be used",
+            where="the recipe, key name",
+            why=f"{name!r} is not the plain name of a folder",
+            next="choose a name without slashes, or name the run's folder with --out",
+        )
+    return name

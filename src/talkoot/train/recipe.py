@@ -138,6 +138,7 @@ class Recipe(_Section, frozen=True, kw_only=True):
             "swarm.stages": swarm.stages,
             "swarm.replicas": swarm.replicas,
             "swarm.threads": swarm.threads,
+            "model.depth": self.model.depth,
             "model.context": self.model.context,
             "train.keep_checkpoints": train.keep_checkpoints,
         }
@@ -157,6 +158,11 @@ class Recipe(_Section, frozen=True, kw_only=True):
                 raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
             if fault.phase not in PHASES:
                 raise _bad("faults.phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
+            if not 0 <= fault.seconds < math.inf:
+                raise _bad("faults.seconds", f"it is {fault.seconds}, it must be at least 0")
+        kind, _, index = self.model.device.partition(":")
+        if kind not in DEVICES or (index and not index.isdigit()):
+            raise _bad("model.device", f"there is no device {self.model.device!r}; {nearest(kind, DEVICES)}")
 
 
 def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
@@ -178,6 +184,7 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
         yield f"train.{name}", value, value >= 0, "at least 0"
 
 
+DEVICES = ("auto", "cpu", "cuda", "mps")
 PHASES = ("begin", "forward", "backward", "mix", "prepare", "commit")
 TREES = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "gum", "hazel", "ivy", "juniper", "kauri", "larch")
 

@@ -11,14 +11,13 @@ import fcntl
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
-from talkoot.core.fold import fold
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.journal import Observer
@@ -28,13 +27,12 @@ from talkoot.train.methods import check_methods
 from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
+from talkoot.train.resume import check_same_run, check_same_text, check_same_tokenizer, started_as
 from talkoot.world.api import Host
 from talkoot.world.sim.simulation import Simulation
 
 LOG = "log.sqlite"
 PRELOAD = ("torch", "talkoot.train.tensors")
-FREE_KEYS = ("name", "swarm", "network", "faults")  # parts of a recipe that may differ when a run is resumed
-FREE_TRAIN_KEYS = ("steps", "checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches", "patience_s")
 
 
 def silent(*_: object) -> None:
@@ -128,9 +126,12 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
     with _locked(folder):
         log = Log(folder / LOG)
         try:
-            check_same_run(log, recipe, folder)
-            tokenizer = prepare_tokenizer(recipe, folder, begun=len(log) > 0)
+            start = started_as(log)
+            check_same_run(start, recipe, folder)
+            tokenizer = prepare_tokenizer(recipe, folder, begun=start is not None)
+            check_same_tokenizer(start, tokenizer.digest(), folder)
             tokens = prepare_tokens(recipe, tokenizer, folder)
+            check_same_text(start, tokens.digest, recipe)
             config = model_config(recipe, tokenizer)
             windows = open_windows(recipe, str(tokens.path), tokens.digest)
             job = Job(recipe=recipe, config=config, tokens=str(tokens.path), tokens_digest=tokens.digest)
@@ -153,15 +154,13 @@ def _locked(folder: Path) -> Iterator[None]:
             next="name a folder that this user may write to with --out",
         ) from problem
     with opened as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _take(file):
             raise TalkootError(
                 "this run is already going on",
                 where=str(folder),
                 why=f"process {holder(folder)} holds it",
                 next="watch it with `talkoot watch`, stop it, or name another folder with --out",
-            ) from None
+            )
         file.seek(0)
         file.truncate()
         file.write(str(os.getpid()))
@@ -169,16 +168,28 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def _take(file: IO[str], seconds: float = 0.5) -> bool:
+    """Lock a file; a moment's patience, because whoever asks :func:`holder` holds it for an instant."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
 def holder(folder: Path) -> str:
     """Process id of whoever runs in ``folder`` now; empty when nobody does."""
     path = folder / "lock"
     if not path.exists():
         return ""
-    with path.open("a+") as file:
+    with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
             return file.read().strip() or "unknown"
     return ""
 
@@ -187,35 +198,6 @@ def _key(path: Path) -> Key:
     if not path.exists():
         Key().save(path)
     return Key.load(path)
-
-
-def check_same_run(log: Log, recipe: Recipe, folder: Path) -> None:
-    """Refuse to continue a run under a recipe that would make it another one.
-
-    Raises:
-        TalkootError: naming the keys that differ.
-    """
-    state = fold(log.entries())
-    start = state["run"].start
-    if start is None:
-        return
-    old, new = start.recipe, decode(encode(recipe), dict[str, Any])  # as the log keeps it: tuples become lists
-    differing = [
-        f"{section}.{key}"
-        for section in new
-        if section not in FREE_KEYS and isinstance(new[section], dict)
-        for key in new[section]
-        if old[section].get(key) != new[section][key] and not (section == "train" and key in FREE_TRAIN_KEYS)
-    ]
-    if old["seed"] != new["seed"]:
-        differing.append("seed")
-    if differing:
-        raise TalkootError(
-            "this folder holds another run",
-            where=str(folder),
-            why=f"its recipe differs in {', '.join(differing)}",
-            next="use the run's own recipe to continue it, or --out for a new folder",
-        )
 
 
 def _stop_on_signals(lead: Lead) -> None:

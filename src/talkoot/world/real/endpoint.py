@@ -107,7 +107,6 @@ class Endpoint:
                 where=f"{host}:{port}",
                 why=str(problem),
                 next="name an address of this machine, 127.0.0.1 for instance",
-                code=Exit.UNREACHABLE,
             ) from problem
         return cast(bytes, self._inbox.last_endpoint).decode().rstrip("\0")
 

@@ -41,7 +41,7 @@ def _root(
 def demo(
     sim: Annotated[bool, typer.Option("--sim", help="Rehearse it in virtual time instead of real processes.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 7,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 450,
     out: Annotated[Optional[Path], typer.Option(help="Folder for the run; a new one by default.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:

@@ -7,6 +7,7 @@ declares. Tensors never enter a receipt, only their hashes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
@@ -100,12 +101,17 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         Raises:
             ValueError: malformed, too large, of another protocol, or not signed by the peer it names.
         """
-        receipt = decode(self.raw, Receipt, MAX_RECEIPT_BYTES)
-        if not OLDEST_PROTOCOL <= receipt.version <= PROTOCOL:
-            raise ValueError(f"it was written in protocol {receipt.version}")
-        if not verify(receipt.peer, self.signature, self.raw):
-            raise ValueError(f"the signature is not {receipt.peer[:8]}'s")
-        return receipt
+        return _opened(self.raw, self.signature)
+
+
+@lru_cache(maxsize=64)  # a receipt is often judged first and appended next, and checking a signature costs 100 us
+def _opened(raw: bytes, signature: bytes) -> Receipt:
+    receipt = decode(raw, Receipt, MAX_RECEIPT_BYTES)
+    if not OLDEST_PROTOCOL <= receipt.version <= PROTOCOL:
+        raise ValueError(f"it was written in protocol {receipt.version}")
+    if not verify(receipt.peer, signature, raw):
+        raise ValueError(f"the signature is not {receipt.peer[:8]}'s")
+    return receipt
 
 
 def sign(receipt: Receipt, key: Key) -> Signed:

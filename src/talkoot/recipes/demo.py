@@ -10,7 +10,7 @@ VICTIM = "birch"
 VICTIM_STEP_SHARE = 0.4  # of all steps; the victim dies in the middle of a backward pass
 
 
-def demo(*, seed: int = 7, steps: int = 300) -> Recipe:
+def demo(*, seed: int = 7, steps: int = 450) -> Recipe:
     """The recipe behind ``talkoot demo``.
 
     Args:

@@ -23,6 +23,7 @@ class _Jump(selectors.BaseSelector):
     def __init__(self) -> None:
         self.now = 0.0
         self.explain: Callable[[], str] = str
+        self.jumped: Callable[[float], None] = _nothing
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[Any]:
@@ -30,6 +31,7 @@ class _Jump(selectors.BaseSelector):
             raise Deadlock(f"deadlock at virtual time {self.now:.6f}s: {self.explain()}")
         if timeout > 0:
             self.now += timeout
+            self.jumped(self.now)
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -50,9 +52,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._jump = _Jump()
         self._jump.explain = explain
         super().__init__(self._jump)
+        self._jump.jumped = self._adapt
+        self._adapt(0.0)
 
     def time(self) -> float:
-        now = self._jump.now
+        return self._jump.now
+
+    def _adapt(self, now: float) -> None:
         # Within this much a timer counts as due; late in a long run a nanosecond would round to nothing.
         self._clock_resolution = max(1e-9, math.ulp(now))
-        return now
+
+
+def _nothing(now: float) -> None:
+    pass

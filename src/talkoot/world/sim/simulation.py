@@ -251,8 +251,11 @@ class SimulatedWorld(PeerWorld):
         self._simulation.fabric.transmit(self._self, to, message)
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
-        async with asyncio.timeout(timeout):
+        if timeout is None:
             message = await self.mailbox.take(*topics)
+        else:
+            async with asyncio.timeout(timeout):
+                message = await self.mailbox.take(*topics)
         try:
             await self._pass()
         except asyncio.CancelledError:

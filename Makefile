@@ -12,7 +12,7 @@ test:
 	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,dev]' && $(VENV)/bin/pytest
 
 lint:
-	$(VENV)/bin/ruff format --check src tests && $(VENV)/bin/ruff check src tests && $(VENV)/bin/pyright
+	$(VENV)/bin/ruff format --check src tests && $(VENV)/bin/ruff check src tests && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 format:
 	$(VENV)/bin/ruff format src tests && $(VENV)/bin/ruff check --fix src tests

@@ -189,6 +189,31 @@ class Log:
     def __len__(self) -> int:
         return self._database.execute("SELECT coalesce(max(position), 0) FROM receipts").fetchone()[0]
 
+    def sync(self) -> None:
+        """Return when all appended receipts are on the disk itself; WAL alone only survives the end of the process.
+
+        Raises:
+            TalkootError: the disk reports an error.
+        """
+        if self.path is None:
+            return
+        for path in (self.path.with_name(f"{self.path.name}-wal"), self.path):
+            try:
+                descriptor = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # no -wal file: everything is in the database
+            try:
+                os.fsync(descriptor)
+            except OSError as problem:
+                raise TalkootError(
+                    "the run log cannot be written",
+                    where=str(path),
+                    why=problem.strerror or str(problem),
+                    next=_FULL,
+                ) from problem
+            finally:
+                os.close(descriptor)
+
     def close(self) -> None:
         """Flush and close; a closed log cannot be used again."""
         self._database.close()

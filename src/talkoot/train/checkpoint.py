@@ -95,25 +95,28 @@ def read_manifest(path: Path) -> Manifest:
         ) from problem
 
 
-def newest(folder: Path, blobs: Blobs, at_most: int | None = None) -> tuple[Manifest | None, list[str]]:
+def newest(
+    folder: Path, blobs: Blobs, at_most: int | None = None, run: str | None = None
+) -> tuple[Manifest | None, list[str]]:
     """The newest whole snapshot, and one warning for each newer one that is damaged.
 
     Args:
         folder: the run's.
         blobs: where the shards lie.
         at_most: ignore snapshots of later steps.
+        run: ignore snapshots of other runs.
     """
     warnings: list[str] = []
     for path in manifests(folder):
         try:
             manifest = read_manifest(path)
-            if at_most is not None and manifest.step > at_most:
+            if (at_most is not None and manifest.step > at_most) or run not in (None, manifest.run):
                 continue
             for shard in manifest.shards:
                 if len(blobs.get(shard.blob)) != shard.size:
                     raise ValueError(f"blob {shard.blob[:8]} has another size than the manifest says")
             return manifest, warnings
-        except (TalkootError, ValueError, KeyError) as problem:
+        except (TalkootError, ValueError, KeyError, OSError) as problem:
             why = problem.why if isinstance(problem, TalkootError) else str(problem)
             warnings.append(f"{path.name} is damaged and was passed over: {why}")
     return None, warnings

@@ -51,6 +51,10 @@ class Journal:
         self._observer(entry, self.state)
         return entry.id
 
+    def sync(self) -> None:
+        """Let what was appended survive a power cut."""
+        self._log.sync()
+
     def append_work(self, peer: PeerId, signed: Signed | None, generation: int, step: int, share: Share) -> Digest:
         """Append a peer's receipt for its part of a step.
 

@@ -22,10 +22,9 @@ from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.journal import Journal, Observer, Share
-from talkoot.train.messages import Assign, Contact, Give, Hello, Introduce, Ready, Saved
+from talkoot.train.messages import Assign, Contact, Cut, Give, Hello, Introduce, Ready
 from talkoot.train.peer import Job
 from talkoot.train.records import (
-    Checkpointed,
     End,
     Facts,
     Gone,
@@ -43,7 +42,7 @@ from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 
-NOTICES = (LOST, FAILED, HELLO)
+NOTICES = (LOST, FAILED, HELLO, "cut")
 PROGRAM = "talkoot.train.peer:train_peer"
 
 A = TypeVar("A")
@@ -158,16 +157,38 @@ class Lead:
             if self.roster.lost:
                 raise PeersLost(self.roster.lost)
         elif message.topic == FAILED:
-            raise rebuild_failure(message)
+            self._fail(message)
         elif message.topic == HELLO:
             self._admit(message)
+        elif message.topic == "cut":
+            self._cut(message)
         return message
+
+    def _fail(self, message: Message) -> None:
+        """A peer's own fatal error ends the run; one that was struck off has no say any more."""
+        try:
+            if self.roster.knows(message.sender):
+                raise rebuild_failure(message)
+        except ValueError as problem:
+            if message.sender in self.roster.members:
+                self.expel(message.sender, f"its failure notice makes no sense: {problem}")
+
+    def _cut(self, message: Message) -> None:
+        """Two peers cannot reach each other: one has to go. The report of the other one then concerns a stranger."""
+        if message.sender not in self.roster.members:
+            return
+        try:
+            cut = message.read(Cut)
+        except ValueError as problem:
+            self.expel(message.sender, f"its 'cut' makes no sense: {problem}")
+        if cut.peer in self.roster.members:
+            self.expel(PeerId(cut.peer), f"{self.roster.name_of(message.sender)} lost it: {cut.reason}")
 
     def _admit(self, message: Message) -> None:
         try:
             hello = message.read(Hello)
-            if hello.name not in self.roster.launched:
-                return  # nobody waits for it; that it speaks another protocol is then no reason to end the run
+            if self.roster.awaited.get(hello.name) != message.sender:
+                return  # not a peer that was launched: what it says is no reason for anything
             negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
             self.world.meet(message.sender, hello.address)
             self.roster.admit(message.sender, hello.name, hello.address)
@@ -222,7 +243,8 @@ class Lead:
             faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
             threads=self.recipe.swarm.threads,
         )
-        self.roster.launched[name] = self.world.launch(launch)
+        self.roster.launched[name] = ticket = self.world.launch(launch)
+        self.roster.awaited[name] = self.world.identity(ticket)
 
     # -- seats -----------------------------------------------------------------------------------------------
 
@@ -256,7 +278,9 @@ class Lead:
         """Vacate all seats; whoever is seated next starts from the snapshot at or before ``step``."""
         self._manifest = None
         if self.folder is not None:
-            self._manifest, warnings = snapshots.newest(self.folder, self.world.blobs, step or self.step)
+            self._manifest, warnings = snapshots.newest(
+                self.folder, self.world.blobs, self.step if step is None else step, self.world.run
+            )
             for warning in warnings:
                 self.record("run.warning", Warned(text=warning))
         if self._manifest is not None:
@@ -357,33 +381,6 @@ class Lead:
             self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
 
     # -- snapshots and the end -------------------------------------------------------------------------------
-
-    async def checkpoint(self) -> str:
-        """Have one peer of each stage save its state, and make the snapshot count; returns the state's hash."""
-        savers = [self.roster.holders(stage)[0] for stage in range(self.num_stages)]
-        for peer in savers:
-            await self.tell(peer, "save", None, self.step)
-        answers = await self.gather("saved", savers, Saved, self.step)
-        saved = [answers[peer] for peer in savers]
-        tensors = {name: value for shard in saved for name, value in shard.tensors.items()}
-        manifest = snapshots.Manifest(
-            run=self.world.run,
-            step=self.step,
-            config=self.job.config,
-            tokenizer=self.tokenizer_digest,
-            shards=snapshots.shards(self.stages, [(shard.blob, shard.size) for shard in saved]),
-            state_hash=snapshots.state_hash(tensors, self.step),
-            recipe=msgspec.to_builtins(self.recipe),
-        )
-        name = ""
-        if self.folder is not None:
-            name = snapshots.write_manifest(self.folder, manifest).name
-        size = sum(shard.size for shard in saved)
-        self.record("train.checkpoint", Checkpointed(manifest=name, state_hash=manifest.state_hash, num_bytes=size))
-        if self.folder is not None:
-            snapshots.prune(self.folder, self.world.blobs, self.recipe.train.keep_checkpoints, self.step)
-        self.state_hash, self.saved_at = manifest.state_hash, self.step
-        return manifest.state_hash
 
     def end(self, reason: str) -> None:
         """Write down why the run stops here."""

@@ -9,7 +9,7 @@ at the same step. What the methods behind begin, mix and recover are is the reci
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -20,6 +20,7 @@ from talkoot.plan import StepPlan, planners, validate
 from talkoot.train.lead import Lead, PeersLost
 from talkoot.train.messages import Begin, Commit, Item, Prepared
 from talkoot.train.records import Committed, Evaluated
+from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
 
 
@@ -66,7 +67,7 @@ async def run_steps(lead: Lead) -> None:
             if step and (done or _due(step, recipe.evaluate_every)) and lead.evaluated_at != step:
                 await evaluate(lead, step)
             if step and (done or _due(step, recipe.checkpoint_every)) and lead.saved_at != step:
-                await lead.checkpoint()
+                await save_snapshot(lead)
             if done:
                 return
             plan = begin(lead)
@@ -120,7 +121,7 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
     shares = {peer: (stage, plan.share_of(peer)) for peer, stage in lead.roster.seated()}
     parents = [lead.accept_work(peer, answer.receipt, step, shares[peer]) for peer, answer in prepared.items()]
     facts = Committed(
-        loss=math.fsum(losses) / len(losses),
+        loss=mean_loss(lead, losses, step),
         losses=tuple(losses),
         paths=tuple(tuple(lead.roster.name_of(hop.peer) for hop in path.hops) for path in plan.paths),
         tokens=len(losses) * recipe.microbatch_size * lead.recipe.model.context,
@@ -142,7 +143,7 @@ async def evaluate(lead: Lead, step: int) -> None:
     prepared = await compute(lead, plan, step, evaluate=True)
     losses = collect_losses(lead, plan, prepared, step)
     tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
-    lead.record("train.evaluate", Evaluated(loss=math.fsum(losses) / count, tokens=tokens), step=step)
+    lead.record("train.evaluate", Evaluated(loss=mean_loss(lead, losses, step), tokens=tokens), step=step)
     lead.evaluated_at = step
 
 
@@ -158,6 +159,22 @@ def collect_losses(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepare
             raise _not_finite(lead, step, f"the loss of microbatch {path.microbatch} is {loss}")
         losses.append(loss)
     return losses
+
+
+def mean_loss(lead: Lead, losses: list[float], step: int) -> float:
+    """Mean over microbatches, exactly rounded."""
+    mean = _sum(losses) / len(losses)
+    if not math.isfinite(mean):
+        raise _not_finite(lead, step, f"the mean loss is {mean}")
+    return mean
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Exactly rounded sum; infinite where it leaves the range of floats, as a plain sum would be."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.inf
 
 
 def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) -> float:
@@ -176,8 +193,10 @@ def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) ->
                     next="remove the faulty machine and run the same command again: it resumes",
                     code=Exit.FAILED_CHECK,
                 )
+        if any(square < 0 for square in norms):
+            lead.expel(holders[0], f"it stated a negative squared norm in step {step}")
         squares += norms
-    total = math.fsum(squares)  # exactly rounded: the same bits however the model is cut into stages
+    total = _sum(squares)  # exactly rounded: the same bits however the model is cut into stages
     if not math.isfinite(total):
         raise _not_finite(lead, step, f"the squared gradient norm is {total}")
     return math.sqrt(total)

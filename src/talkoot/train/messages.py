@@ -110,6 +110,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """Peer to lead, ``cut``: my link to ``peer`` broke."""
+
+    peer: str
+    reason: str
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """Peer to lead, ``saved``: my state lies in this blob.
 

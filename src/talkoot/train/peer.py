@@ -20,6 +20,7 @@ from talkoot.train.messages import (
     Assign,
     Begin,
     Commit,
+    Cut,
     Give,
     Hello,
     Introduce,
@@ -31,9 +32,10 @@ from talkoot.train.messages import (
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
-from talkoot.world.api import HELLO, LOST, Frame, Message, World, frame_bytes
+from talkoot.world.api import HELLO, LOST, Frame, Lost, Message, World, frame_bytes
+from talkoot.world.base import MAX_FRAMES
 
-CHUNK_BYTES = 256 * 2**20
+CHUNK_BYTES = 256 * 2**20  # of a state on its way to a newcomer
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +104,9 @@ class Peer:
             if message.topic == LOST:
                 if message.sender == self.lead:
                     return await self._cancel()
-                continue  # the lead decides what another peer's loss means
+                # The lead may still reach both of us, so it must hear of it; what it means is its decision.
+                await world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
+                continue
             if message.sender != self.lead or message.generation < self.generation:
                 continue
             await self._enter(message.generation)
@@ -141,9 +145,10 @@ class Peer:
 
     async def _assign(self, assign: Assign) -> None:
         self.index = assign.stage
+        self.stage = None  # two stages at once might not fit
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         if assign.donor is not None:
-            message = await self.world.receive(f"state/{self.generation}")
+            message = await self._from(assign.donor, f"state/{self.generation}")
             stage.load([b"".join(bytes(frame) for frame in message.frames if isinstance(frame, _BYTES))], assign.step)
         elif assign.blobs:
             stage.load([self.world.blobs.get(name) for name in assign.blobs], assign.step)
@@ -152,7 +157,8 @@ class Peer:
     async def _give(self, give: Give, step: int) -> None:
         state, _ = self._held().save()
         view = memoryview(state)
-        frames = [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
+        chunk = max(CHUNK_BYTES, -(-len(view) // MAX_FRAMES))
+        frames = [view[at : at + chunk] for at in range(0, len(view), chunk)]
         await self._send(PeerId(give.to), f"state/{self.generation}", None, frames, step)
 
     async def _save(self, step: int) -> None:
@@ -196,7 +202,7 @@ class Peer:
         microbatch = item.microbatch
         frames: Sequence[Frame] = ()
         if item.source is not None:
-            frames = (await self.world.receive(self._topic("forward", step, microbatch))).frames
+            frames = (await self._from(item.source, self._topic("forward", step, microbatch))).frames
         outgoing = await self._work(lambda: stage.forward(microbatch, frames), stage.forward_flops)
         if item.target is not None:
             await self._pass("forward", item.target, step, microbatch, self.index + 1, outgoing)
@@ -205,10 +211,16 @@ class Peer:
         microbatch = item.microbatch
         frames: Sequence[Frame] = ()
         if item.target is not None:
-            frames = (await self.world.receive(self._topic("backward", step, microbatch))).frames
+            frames = (await self._from(item.target, self._topic("backward", step, microbatch))).frames
         outgoing = await self._work(lambda: stage.backward(microbatch, frames), 2 * stage.forward_flops)
         if item.source is not None:
             await self._pass("backward", item.source, step, microbatch, self.index - 1, outgoing)
+
+    async def _from(self, sender: str, topic: str) -> Message:
+        """The next message on ``topic`` from that very peer; anybody else's is dropped."""
+        while (message := await self.world.receive(topic)).sender != sender:
+            pass
+        return message
 
     def _topic(self, phase: str, step: int, microbatch: int, stage: int | None = None) -> str:
         return f"{phase}/{self.generation}/{step}/{microbatch}/{self.index if stage is None else stage}"
@@ -236,13 +248,14 @@ class Peer:
                 received = {}
                 while len(received) < len(group) - 1:
                     message = await self.world.receive(topic)
-                    received[message.sender] = _partials(message)
+                    if message.sender in group:
+                        received[message.sender] = _partials(message)
                 stage.merge(turn, me, group, received)
         if begin.tie_from is not None:
             topic = f"tie/{self.generation}/{step}"
             for peer in begin.tie_to:
                 await self._send(PeerId(peer), topic, None, stage.tied_gradient(), step)
-            stage.merge_tied((await self.world.receive(topic)).frames)
+            stage.merge_tied((await self._from(begin.tie_from, topic)).frames)
 
     def _receipt(
         self,

@@ -31,6 +31,7 @@ class Roster:
         home: for every name that belongs to the swarm, the stage it serves.
         members: peers that said hello, by identity.
         launched: names started and not heard of yet, with their launch's ticket.
+        awaited: the identity that the latest start of each name has.
         lost: names lost since the last recovery.
         attempts: how often each name was started since it last did some work.
     """
@@ -43,6 +44,7 @@ class Roster:
         self._speeds = {name: swarm.speed(index) for index, name in enumerate(names)}
         self.members: dict[PeerId, Member] = {}
         self.launched: dict[str, str] = {}
+        self.awaited: dict[str, PeerId] = {}
         self.lost: list[str] = []
         self.attempts: dict[str, int] = {}
 
@@ -57,6 +59,10 @@ class Roster:
     def name_of(self, peer: PeerId) -> str:
         """A member's name."""
         return self.members[peer].name
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether this is a member, or a peer that was launched and is on its way."""
+        return peer in self.members or any(self.awaited[name] == peer for name in self.launched)
 
     def describe(self, peers: Iterable[str]) -> str:
         """Names where known, for messages."""

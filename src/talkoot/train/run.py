@@ -20,6 +20,7 @@ from typing import IO
 from talkoot.core.errors import TalkootError
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
+from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
 from talkoot.train.journal import Observer
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
@@ -29,6 +30,7 @@ from talkoot.train.prepare import cut_stages, model_config, open_windows, prepar
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import check_same_run, check_same_text, check_same_tokenizer, started_as
 from talkoot.world.api import Host
+from talkoot.world.blobs import sweep
 from talkoot.world.sim.simulation import Simulation
 
 LOG = "log.sqlite"
@@ -124,6 +126,8 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
     """Lock the folder, prepare what is missing, and open the log."""
     check_methods(recipe)
     with _locked(folder):
+        for part in (folder / "blobs", folder / CHECKPOINTS):
+            sweep(part)
         log = Log(folder / LOG)
         try:
             start = started_as(log)

@@ -170,7 +170,7 @@ class TensorStage:
             gradients[self._owner].add_(gradients[self._copy])
             gradients[self._copy].copy_(gradients[self._owner])
         return losses, tuple(
-            float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+            float(torch.linalg.vector_norm(g.cpu() if g.device.type == "mps" else g, dtype=torch.float64)) ** 2
             for name, g in gradients.items()
             if name != self._copy  # a tied tensor counts once
         )

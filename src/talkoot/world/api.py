@@ -215,6 +215,10 @@ class Host(World, Protocol):
         """
         ...
 
+    def identity(self, ticket: str) -> PeerId:
+        """The identity that the launch with this ticket gave its peer; nobody else may claim the name."""
+        ...
+
     def disturb(self, name: str, kind: str) -> None:
         """Inject a fault now: ``kill``, ``stop`` or ``continue`` the named peer."""
         ...

@@ -11,6 +11,8 @@ from pathlib import Path
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import Digest, digest
 
+WRITING = ".writing-"  # names of files that are not whole yet
+
 
 class Blobs:
     """Blobs in a folder, or in memory when ``folder`` is None."""
@@ -57,6 +59,15 @@ class Blobs:
             raise ValueError(f"blob {name[:8]} is damaged: its bytes hash to something else")
         return data
 
+    def size(self, name: str) -> int | None:
+        """Bytes of ``name`` as stored, unchecked; None when it is not there."""
+        if self.folder is None:
+            return len(self._memory[name]) if name in self._memory else None
+        try:
+            return self._path(name).stat().st_size
+        except (KeyError, OSError):
+            return None
+
     def __contains__(self, name: str) -> bool:
         if self.folder is None:
             return name in self._memory
@@ -82,6 +93,12 @@ def _is_name(name: str) -> bool:
     return len(name) == 64 and set(name) <= set("0123456789abcdef")
 
 
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed in the middle left behind; call it while nobody writes."""
+    for path in folder.glob(f"{WRITING}*"):
+        path.unlink(missing_ok=True)
+
+
 def write_atomically(target: Path, data: bytes | memoryview) -> None:
     """Write a file so that it exists either whole or not at all, even through a crash or a full disk.
 
@@ -91,7 +108,7 @@ def write_atomically(target: Path, data: bytes | memoryview) -> None:
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
+        descriptor, temporary = tempfile.mkstemp(prefix=WRITING, dir=target.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()

@@ -21,6 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from talkoot.core.codec import decode, encode
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.keys import Key
 from talkoot.world.api import Launch, World
@@ -29,7 +30,7 @@ from talkoot.world.real.peer import RealWorld, Settings
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 GOODBYE_SECONDS = 5.0
-REAP_SECONDS = 1.0
+REAP_SECONDS = 30.0  # a killed process with a GPU or much memory takes its time
 
 
 def _context(preload: tuple[str, ...]) -> ForkServerContext:
@@ -87,15 +88,23 @@ class RealHost(RealWorld):
         self._context = _context(preload)
         self._processes: dict[str, BaseProcess] = {}
         self._launches = 0
+        self._identities: dict[str, PeerId] = {}
 
     def launch(self, peer: Launch) -> str:
         old = self._processes.get(peer.name)
         if old is not None:
             old.join(REAP_SECONDS)  # a process that was killed just now may need a moment
             if old.is_alive():
-                raise ValueError(f"a peer named {peer.name} is already running")
+                raise TalkootError(
+                    f"a peer named {peer.name} is already running",
+                    where=f"process {old.pid}",
+                    why=f"it did not end within {REAP_SECONDS:.0f} s",
+                    next="look at that process: it may be stuck in the kernel, on a device or a disk",
+                    code=Exit.UNREACHABLE,
+                )
         secret = os.urandom(32)  # goes to the process through a pipe, and nowhere else
-        self._launched.add(Key(secret).peer)
+        identity = Key(secret).peer
+        self._launched.add(identity)
         settings = msgspec.structs.replace(
             self._settings,
             secret=secret,
@@ -116,8 +125,12 @@ class RealHost(RealWorld):
         self._processes[peer.name] = process
         self._launches += 1
         ticket = f"launch:{self._launches}"
+        self._identities[ticket] = identity
         asyncio.get_running_loop().add_reader(process.sentinel, self._exited, peer.name, ticket, process)
         return ticket
+
+    def identity(self, ticket: str) -> PeerId:
+        return self._identities[ticket]
 
     def _exited(self, name: str, ticket: str, process: BaseProcess) -> None:
         asyncio.get_running_loop().remove_reader(process.sentinel)

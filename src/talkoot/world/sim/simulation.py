@@ -62,6 +62,7 @@ class Simulation:
         self._by_name: dict[str, Body] = {}
         self._incarnations: dict[str, int] = {}
         self._launches = 0
+        self._identities: dict[str, PeerId] = {}
         self._problem: BaseException | None = None
 
     @property
@@ -117,6 +118,7 @@ class Simulation:
         task.add_done_callback(lambda task: self._ended(peer, task))
         self._launches += 1
         peer.launcher, peer.ticket = lead, f"launch:{self._launches}"
+        self._identities[peer.ticket] = peer.world.me
         return peer.ticket
 
     def _ended(self, peer: Body, task: asyncio.Task[Any]) -> None:
@@ -130,6 +132,10 @@ class Simulation:
         self._problem = problem  # a bug in peer code must surface, not look like a crash
         for other in list(self._peers.values()):
             self._end(other)
+
+    def identity(self, ticket: str) -> PeerId:
+        """Who was launched with this ticket."""
+        return self._identities[ticket]
 
     def kill(self, peer: Body) -> None:
         """SIGKILL: the peer is gone at once, with what had not left it yet; those who met it notice."""
@@ -297,6 +303,9 @@ class SimulatedWorld(PeerWorld):
 
     def launch(self, peer: Launch) -> str:
         return self._simulation.launch(peer, self)
+
+    def identity(self, ticket: str) -> PeerId:
+        return self._simulation.identity(ticket)
 
     def disturb(self, name: str, kind: str) -> None:
         simulation, peer = self._simulation, self._simulation.of(name)

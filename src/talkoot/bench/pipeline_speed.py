@@ -15,13 +15,13 @@ from pathlib import Path
 
 from talkoot.bench import peer_pipelining
 from talkoot.bench.outcome import Bar, Options, Outcome, Row
+from talkoot.bench.peer_pipelining import WARM_UP
 from talkoot.core.fold import Entry, State
 from talkoot.train.recipe import Data, Model, Recipe, Swarm, Train
 from talkoot.train.run import run_real
 
 CLAIM = "A pipeline with receipts is as fast as torch.distributed.pipelining"
 BAR = 0.9
-WARM_UP = 3
 
 
 def recipe(stages: int, steps: int, seed: int) -> Recipe:
@@ -70,7 +70,8 @@ def _ours(job: Recipe, folder: Path) -> float:
         if entry.receipt.op == "train.commit":
             times.append(entry.receipt.ended)
 
-    run_real(job, folder, observe)
+    if not run_real(job, folder, observe).finished:
+        raise KeyboardInterrupt  # the run took the signal; half a measurement is none
     return peer_pipelining.tokens_per_step(job) / peer_pipelining.step_time(times)
 
 
@@ -86,4 +87,6 @@ def _process(job: Recipe, target, count: int) -> float:
     times = results.get()
     for process in processes:
         process.join()
+        if process.exitcode:
+            raise KeyboardInterrupt
     return peer_pipelining.tokens_per_step(job) / peer_pipelining.step_time(times)

@@ -44,6 +44,9 @@ def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) ->
     progress = Progress(steps, quiet=as_json)
     result = (run_simulated if sim else run_real)(recipe, folder, progress)
     progress.end()
+    if not result.finished:
+        say(f"interrupted after {result.step} of {steps} steps; a demo starts from nothing, {folder} can go")
+        sys.exit(Exit.INTERRUPTED)
     model = folder / "model"
     checks = [*_training(result, folder, steps), *_export(folder, model)]
     sample = _sample(model)

@@ -10,7 +10,7 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
-from talkoot.train.records import Committed, Gone, Recovered, Seated
+from talkoot.train.records import Committed, Gone, Recovered, RolledBack, Seated, Warned
 
 
 def say(text: str = "") -> None:
@@ -76,7 +76,9 @@ class Progress:
                 done = receipt.read(Recovered)
                 self._line(f"step {receipt.step}: recovered by '{done.rung}', {done.pause_s:.2f} s without work")
             case "train.rollback":
-                self._line(f"back to step {receipt.step}")
+                self._line(f"back to step {receipt.step}: {receipt.read(RolledBack).reason}")
+            case "run.warning":
+                self._line(f"warning: {receipt.read(Warned).text}")
             case "train.evaluate":
                 self._line(f"step {receipt.step}: held-out loss {state['train'].held_out:.4f}")
 

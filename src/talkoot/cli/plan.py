@@ -109,7 +109,10 @@ def _show(view: dict[str, Any]) -> None:
             ("tokens per step", f"{view['tokens_per_step']:,}"),
             ("tokens in the run", f"{view['tokens_in_run']:,}"),
             ("activation per hop", f"{view['activation_bytes_per_hop'] / 1e6:,.2f} MB"),
-            ("methods", ", ".join(f"{k} {v}" for k, v in view["methods"].items())),
+            (
+                "methods",
+                "; ".join(f"{k}: {v if isinstance(v, str) else ', then '.join(v)}" for k, v in view["methods"].items()),
+            ),
             ("predicted step", f"{view['predicted_step_seconds']:.3f} s (simulated links and speeds)"),
             ("predicted run", f"{view['predicted_run_seconds']:,.0f} s"),
         ]

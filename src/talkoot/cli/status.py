@@ -58,7 +58,8 @@ def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
         "sessions": run.sessions,
         **extra,
         **msgspec.to_builtins(train),
-        "steps": run.start.recipe["train"]["steps"] if run.start else None,
+        "steps": run.steps,
+        "state_hash": run.state_hash,
         "peers_joined": peers.joined,
         "peers_lost": peers.lost,
         "peers": present,
@@ -66,7 +67,7 @@ def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
     if as_json:
         print_json(view)
         return
-    print_table([(key, value) for key, value in view.items() if key != "peers"])
+    print_table([(key, "-" if value in (None, "") else value) for key, value in view.items() if key != "peers"])
     if present:
         print()
         rows = [

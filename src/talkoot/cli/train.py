@@ -15,7 +15,8 @@ from talkoot.train.recipe import load_recipe
 def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
     """Run the verb."""
     loaded = load_recipe(recipe, sets)
-    folder = out or Path("runs") / _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
+    name = _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
+    folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
     from talkoot.train.run import run_real, run_simulated
 
     progress = Progress(loaded.train.steps, quiet=as_json)
@@ -24,7 +25,10 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
     if as_json:
         print_json({"folder": str(folder), "world": "simulated" if sim else "real", **msgspec.to_builtins(result)})
     else:
-        say(f"{'finished' if result.finished else 'interrupted'} after {result.step} steps in {folder}")
+        done = "already finished: nothing was done" if result.already else "finished"
+        say(f"{done if result.finished else 'interrupted'} after {result.step} steps in {folder}")
+        if result.state_hash:
+            say(f"state {result.state_hash}")
         if result.held_out is not None:
             say(f"held-out loss {result.held_out:.4f} nats per token")
         again = "" if result.finished else "the same command resumes   or   "

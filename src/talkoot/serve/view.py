@@ -171,7 +171,9 @@ class View:
         self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")
 
     def _resume(self, receipt: Receipt) -> None:
-        self.run["world"] = about.world_of(receipt.read(records.Resume).world)
+        facts = receipt.read(records.Resume)
+        self.run["world"] = about.world_of(facts.world)
+        self.run["steps"] = facts.steps or self.run.get("steps")
         self._session()
         self._tell(receipt, "start", "The run was resumed.", mark=True)
 

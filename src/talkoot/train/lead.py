@@ -258,8 +258,9 @@ class Lead:
 
     def _open(self) -> None:
         if self.state.position:
-            stages = tuple(self.stages)
-            self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages))
+            stages, steps = tuple(self.stages), self.recipe.train.steps
+            resume = Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages, steps=steps)
+            self.record("run.resume", resume)
             return
         config = self.job.config
         start = Start(

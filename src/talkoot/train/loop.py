@@ -25,7 +25,7 @@ from talkoot.train.schedule import learning_rate
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished (or interrupted) run has to show."""
+    """What a finished (or interrupted) run has to show; ``already``: it was finished before, and nothing was done."""
 
     finished: bool
     step: int
@@ -33,6 +33,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     held_out: float | None
     state_hash: str
     log_hash: str
+    already: bool = False
 
 
 async def train(lead: Lead) -> Result:

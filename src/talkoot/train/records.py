@@ -29,11 +29,16 @@ class Start(Facts, frozen=True, kw_only=True):
 
 
 class Resume(Facts, frozen=True, kw_only=True):
-    """``run.resume``: the lead was started again; ``stages`` is the cut that holds from here on (empty = as before)."""
+    """``run.resume``: the lead was started again.
+
+    Attributes:
+        stages, steps: the cut and the number of steps that hold from here on; empty and 0 = as before.
+    """
 
     world: str
     talkoot: str
     stages: tuple[tuple[int, int], ...] = ()
+    steps: int = 0
 
 
 class End(Facts, frozen=True, kw_only=True):
@@ -133,6 +138,7 @@ class RunState(msgspec.Struct, frozen=True):
     world: str = ""
     lead: str = ""
     sessions: int = 0
+    steps: int = 0
     ended: str = ""
     state_hash: str = ""
 
@@ -179,10 +185,17 @@ def _run(state: RunState, entry: Entry) -> RunState:
             if state.start is not None:
                 raise ValueError("a run starts once")
             facts = receipt.read(Start)
-            return RunState(start=facts, world=facts.world, lead=receipt.peer, sessions=1)
+            steps = facts.recipe.get("train", {}).get("steps", 0)
+            return RunState(start=facts, world=facts.world, lead=receipt.peer, sessions=1, steps=steps)
         case "run.resume":
+            facts = receipt.read(Resume)
             return replace(
-                state, world=receipt.read(Resume).world, lead=receipt.peer, sessions=state.sessions + 1, ended=""
+                state,
+                world=facts.world,
+                lead=receipt.peer,
+                sessions=state.sessions + 1,
+                steps=facts.steps or state.steps,
+                ended="",
             )
         case "run.end":
             facts = receipt.read(End)

@@ -7,6 +7,7 @@ from typing import Any
 
 from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
+from talkoot.core.fold import State, fold
 from talkoot.core.log import Log
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Start
@@ -46,6 +47,31 @@ def check_same_run(start: Start | None, recipe: Recipe, folder: Path) -> None:
             why=f"its recipe differs in {', '.join(differing)}",
             next="use the run's own recipe to continue it, or --out for a new folder",
         )
+
+
+def check_same_world(start: Start | None, world: str, folder: Path) -> None:
+    """Refuse to continue a rehearsal for real, or the other way round: their times cannot stand in one log.
+
+    Raises:
+        TalkootError: the run belongs to the other world.
+    """
+    if start is not None and start.world != world:
+        raise TalkootError(
+            f"this folder holds a {start.world} run",
+            where=str(folder),
+            why=f"a {world} run was asked for",
+            next="name another folder with --out, or continue it in its own world (--sim or not)",
+        )
+
+
+def finished(log: Log, steps: int) -> State | None:
+    """The log's state when its last word is that all ``steps`` are done; None when there is something to do."""
+    count = len(log)
+    last = next(log.entries(count, count), None) if count else None
+    if last is None or last.receipt.op != "run.end":
+        return None
+    state = fold(log.entries())
+    return state if state["run"].ended == "done" and state["train"].step >= steps else None
 
 
 def check_same_tokenizer(start: Start | None, digest: str, folder: Path) -> None:

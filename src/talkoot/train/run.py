@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from talkoot.core.errors import TalkootError
+from talkoot.core.fold import State
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
@@ -28,13 +29,21 @@ from talkoot.train.methods import check_methods
 from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
-from talkoot.train.resume import check_same_run, check_same_text, check_same_tokenizer, started_as
+from talkoot.train.resume import (
+    check_same_run,
+    check_same_text,
+    check_same_tokenizer,
+    check_same_world,
+    finished,
+    started_as,
+)
 from talkoot.world.api import Host
 from talkoot.world.blobs import sweep
 from talkoot.world.sim.simulation import Simulation
 
 LOG = "log.sqlite"
-PRELOAD = ("torch", "talkoot.train.tensors")
+# torch.optim imports torch._dynamo at its first use: 1.5 s that every peer would spend, and a newcomer at once.
+PRELOAD = ("torch", "torch._dynamo", "talkoot.train.tensors")
 
 
 def silent(*_: object) -> None:
@@ -58,7 +67,9 @@ def run_real(
     from talkoot.world.real.host import RealHost
     from talkoot.world.real.peer import Settings
 
-    with _open(recipe, folder) as (log, job, held_out, tokenizer):
+    with _open(recipe, folder, "real") as (log, job, held_out, tokenizer):
+        if (state := finished(log, recipe.train.steps)) is not None:
+            return _as_it_was(state)
         key = _key(folder / "lead.key")
         first = next(log.entries(1, 1), None)
         run = first.receipt.run if first else f"{recipe.name}-{os.urandom(4).hex()}"
@@ -76,7 +87,10 @@ def run_real(
                 await host.dismiss()
                 await host.close()
 
-        return asyncio.run(main())
+        try:
+            return asyncio.run(main())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None  # the second Ctrl-C
 
 
 def run_simulated(
@@ -88,7 +102,9 @@ def run_simulated(
     """Run the same job in virtual time, in this process, with real tensors; see :func:`run_real`."""
     import torch
 
-    with _open(recipe, folder) as (log, job, held_out, tokenizer):
+    with _open(recipe, folder, "simulated") as (log, job, held_out, tokenizer):
+        if (state := finished(log, recipe.train.steps)) is not None:
+            return _as_it_was(state)
         simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder)
         threads = torch.get_num_threads()
 
@@ -107,6 +123,19 @@ def run_simulated(
             torch.set_num_threads(threads)
 
 
+def _as_it_was(state: State) -> Result:
+    train, run = state["train"], state["run"]
+    return Result(
+        finished=True,
+        step=train.step,
+        loss=train.loss,
+        held_out=train.held_out,
+        state_hash=run.state_hash,
+        log_hash=state.chain,
+        already=True,
+    )
+
+
 def _lead(
     world: Host,
     job: Job,
@@ -122,7 +151,7 @@ def _lead(
 
 
 @contextmanager
-def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
+def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, int, str]]:
     """Lock the folder, prepare what is missing, and open the log."""
     check_methods(recipe)
     with _locked(folder):
@@ -131,6 +160,7 @@ def _open(recipe: Recipe, folder: Path) -> Iterator[tuple[Log, Job, int, str]]:
         log = Log(folder / LOG)
         try:
             start = started_as(log)
+            check_same_world(start, world, folder)
             check_same_run(start, recipe, folder)
             tokenizer = prepare_tokenizer(recipe, folder, begun=start is not None)
             check_same_tokenizer(start, tokenizer.digest(), folder)

@@ -31,6 +31,7 @@ from talkoot.world.real.peer import RealWorld, Settings
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 GOODBYE_SECONDS = 5.0
 REAP_SECONDS = 30.0  # a killed process with a GPU or much memory takes its time
+LEAVE_SECONDS = 1.0  # for one that is just ending by itself
 
 
 def _context(preload: tuple[str, ...]) -> ForkServerContext:
@@ -88,15 +89,19 @@ class RealHost(RealWorld):
         self._context = _context(preload)
         self._processes: dict[str, BaseProcess] = {}
         self._launches = 0
+        self._killed: set[str] = set()  # names whose latest process was sent SIGKILL by us
         self._identities: dict[str, PeerId] = {}
 
     def launch(self, peer: Launch) -> str:
         old = self._processes.get(peer.name)
         if old is not None:
-            old.join(REAP_SECONDS)  # a process that was killed just now may need a moment
+            killed = peer.name in self._killed
+            old.join(REAP_SECONDS if killed else LEAVE_SECONDS)
+            if old.is_alive() and not killed:
+                raise ValueError(f"a peer named {peer.name} is already running")
             if old.is_alive():
                 raise TalkootError(
-                    f"a peer named {peer.name} is already running",
+                    f"the peer named {peer.name} was killed and is still there",
                     where=f"process {old.pid}",
                     why=f"it did not end within {REAP_SECONDS:.0f} s",
                     next="look at that process: it may be stuck in the kernel, on a device or a disk",
@@ -123,6 +128,7 @@ class RealHost(RealWorld):
         )
         process.start()
         self._processes[peer.name] = process
+        self._killed.discard(peer.name)
         self._launches += 1
         ticket = f"launch:{self._launches}"
         self._identities[ticket] = identity
@@ -152,6 +158,8 @@ class RealHost(RealWorld):
         return pid
 
     def disturb(self, name: str, kind: str) -> None:
+        if kind == "kill":
+            self._killed.add(name)
         os.kill(self.pid(name), SIGNALS[kind])
 
     async def dismiss(self) -> None:

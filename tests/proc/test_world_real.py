@@ -19,9 +19,9 @@ import world_conformance as conformance
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.keys import Key
 from talkoot.world.api import FAILED, LOST, Launch, Lost
-from talkoot.world.real.endpoint import is_loopback
 from talkoot.world.real.host import RealHost
 from talkoot.world.real.peer import RealWorld, Settings
+from talkoot.world.real.ports import is_loopback
 from talkoot.world.real.wire import Address, Wire, read_address, write_address
 from world_conformance import PUPPET, Cast, Number
 

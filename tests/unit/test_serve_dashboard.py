@@ -17,7 +17,8 @@ from fixture_run import Story, eventful
 from talkoot.core.errors import TalkootError
 from talkoot.serve.dashboard import dashboard, serve_dashboard
 from talkoot.serve.follow import Follower
-from talkoot.serve.guard import host_name, is_loopback
+from talkoot.serve.guard import host_name
+from talkoot.world.real.ports import is_loopback
 
 FAST = 0.02
 

@@ -11,7 +11,8 @@ from talkoot.cli.output import print_json, print_table
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, advance
 from talkoot.core.log import Log
-from talkoot.train.run import LOG, holder
+from talkoot.train.lock import holder
+from talkoot.train.run import LOG
 
 
 def status(run: Path, *, as_json: bool) -> None:

@@ -21,10 +21,10 @@ from starlette.staticfiles import StaticFiles
 
 from talkoot.core.errors import TalkootError
 from talkoot.serve.follow import Follower, Picture
-from talkoot.serve.guard import LOOPBACK, Guard, is_loopback
+from talkoot.serve.guard import LOOPBACK, Guard
 from talkoot.serve.markup import Markup
 from talkoot.serve.render import STATIC, page
-from talkoot.world.real.ports import port_taken
+from talkoot.world.real.ports import is_loopback, port_taken
 
 PATIENCE = 15.0  # seconds of silence after which a stream says that it is still there
 SHUTDOWN = 3  # seconds that a client may take to hang up

@@ -15,6 +15,7 @@ from talkoot.core.log import Log
 from talkoot.serve.render import chart_data, fragments
 from talkoot.serve.report import LOG_NAME
 from talkoot.serve.view import View
+from talkoot.train.lock import LOCK, holder
 
 CHUNK = 1000  # receipts read before the page is brought up to date: a long log shows its progress
 LOCKED = ("locked", "busy")  # SQLite's words for a log that can be read a moment later
@@ -94,7 +95,8 @@ class Follower:
                 return None
             problem = str(trouble)
         now = (self._view.position, self._view.chain)
-        if now == before and problem == self.picture.view["problem"]:
+        known = (self.picture.view["problem"], self.picture.view["session"]["status"])
+        if now == before and known == (problem, self._status()):
             return None
         return self._paint(problem)
 
@@ -124,7 +126,14 @@ class Follower:
                 self._view = View()  # the log was replaced by another one
                 return
 
+    def _status(self) -> str:
+        """What the log says, unless it ends in the middle: then whether its writer still holds the run's lock."""
+        status = self._view.session["status"]
+        lock = self._path.with_name(LOCK)
+        return "stopped" if status == "running" and lock.exists() and not holder(self._path.parent) else status
+
     def _paint(self, problem: str) -> Picture:
         view = self._view.snapshot() | {"problem": problem}
+        view["session"] = view["session"] | {"status": self._status()}
         plain = json.loads(json.dumps(view, allow_nan=False))  # nothing in it may change under a reader
         return Picture(next(self._numbers), plain, fragments(plain), chart_data(plain))

@@ -7,23 +7,20 @@ and ``lock``. The same call on a folder with an unfinished run continues it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
 from talkoot.train.journal import Observer
 from talkoot.train.lead import Lead
+from talkoot.train.lock import locked
 from talkoot.train.loop import Result, train
 from talkoot.train.methods import check_methods
 from talkoot.train.peer import Job
@@ -154,7 +151,7 @@ def _lead(
 def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, int, str]]:
     """Lock the folder, prepare what is missing, and open the log."""
     check_methods(recipe)
-    with _locked(folder):
+    with locked(folder):
         for part in (folder / "blobs", folder / CHECKPOINTS):
             sweep(part)
         log = Log(folder / LOG)
@@ -173,59 +170,6 @@ def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, 
             yield log, job, held_out, tokenizer.digest()
         finally:
             log.close()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        opened = (folder / "lock").open("a+")
-    except OSError as problem:
-        raise TalkootError(
-            "the run's folder cannot be used",
-            where=str(folder),
-            why=problem.strerror or str(problem),
-            next="name a folder that this user may write to with --out",
-        ) from problem
-    with opened as file:
-        if not _take(file):
-            raise TalkootError(
-                "this run is already going on",
-                where=str(folder),
-                why=f"process {holder(folder)} holds it",
-                next="watch it with `talkoot watch`, stop it, or name another folder with --out",
-            )
-        file.seek(0)
-        file.truncate()
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _take(file: IO[str], seconds: float = 0.5) -> bool:
-    """Lock a file; a moment's patience, because whoever asks :func:`holder` holds it for an instant."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-
-
-def holder(folder: Path) -> str:
-    """Process id of whoever runs in ``folder`` now; empty when nobody does."""
-    path = folder / "lock"
-    if not path.exists():
-        return ""
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return file.read().strip() or "unknown"
-    return ""
 
 
 def _key(path: Path) -> Key:

@@ -10,7 +10,6 @@ address.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -23,7 +22,7 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.world.api import Frame, frame_bytes
 from talkoot.world.base import MAX_FRAME_BYTES
-from talkoot.world.real.ports import port_taken
+from talkoot.world.real.ports import is_loopback, port_taken
 from talkoot.world.real.wire import Address
 
 HEARTBEAT_MS = 500
@@ -38,16 +37,6 @@ BROKEN = (
 )
 DRAIN_SECONDS = 0.2
 ZERO_COPY_BYTES = 64 * 1024
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address that never leaves this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Endpoint:

@@ -1,13 +1,24 @@
-"""Who listens where on this machine (Linux), so that "port in use" can name the holder."""
+"""Addresses and ports of this machine: which never leave it, and who listens where (Linux)."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 
 from talkoot.core.errors import TalkootError
 
 LISTEN = "0A"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is an address that never leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def holder_of(port: int) -> str:

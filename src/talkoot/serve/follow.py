@@ -133,7 +133,7 @@ class Follower:
         return "stopped" if status == "running" and lock.exists() and not holder(self._path.parent) else status
 
     def _paint(self, problem: str) -> Picture:
-        view = self._view.snapshot() | {"problem": problem}
-        view["session"] = view["session"] | {"status": self._status()}
+        view: dict[str, Any] = self._view.snapshot() | {"problem": problem}
+        view["session"] = {**view["session"], "status": self._status()}
         plain = json.loads(json.dumps(view, allow_nan=False))  # nothing in it may change under a reader
         return Picture(next(self._numbers), plain, fragments(plain), chart_data(plain))

@@ -27,7 +27,8 @@ from talkoot.world.real.wire import Address
 
 HEARTBEAT_MS = 500
 HEARTBEAT_TIMEOUT_MS = 2000
-ANSWER_MS = 5000  # for a connection and for its handshake
+ANSWER_MS = 5000  # for a connection
+HANDSHAKE_MS = 2500  # heartbeats start after the handshake: a peer that freezes in it is noticed by this alone
 BROKEN = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED  # the attempt to connect failed
@@ -78,7 +79,7 @@ class Endpoint:
         socket.linger = 0
         socket.maxmsgsize = MAX_FRAME_BYTES
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
-        socket.connect_timeout = socket.handshake_ivl = ANSWER_MS
+        socket.connect_timeout, socket.handshake_ivl = ANSWER_MS, HANDSHAKE_MS
         socket.reconnect_ivl = -1
         socket.sndhwm = socket.rcvhwm = 0  # programs bound their own queues; dropping breaks the order
         return socket

@@ -11,6 +11,8 @@ import pytest
 from test_train_kit import Fault, Run, replace, simulate, tiny
 
 from talkoot.core.errors import TalkootError
+from talkoot.core.log import Log
+from talkoot.train import checkpoint
 from talkoot.train.lead import Lead
 from talkoot.train.messages import Saved
 from talkoot.train.peer import Peer, train_peer
@@ -147,3 +149,25 @@ def test_a_negative_squared_norm_expels_its_sender(monkeypatch):
     run = simulate(tiny(replicas=1), held_out=0)
     assert [gone.name for gone in run.facts("peer.lost", Gone)] == ["birch"]
     assert run.result.state_hash == simulate(tiny(replicas=1)).result.state_hash
+
+
+def test_the_log_is_on_the_disk_before_a_snapshot_pushes_out_another(tmp_path, monkeypatch):
+    sync, prune = Log.sync, checkpoint.prune
+    synced: list[tuple[Log, int]] = []
+    at_prune: list[bool] = []
+
+    def watched_sync(log: Log) -> None:
+        sync(log)
+        synced.append((log, len(log)))
+
+    def watched_prune(*arguments: Any) -> None:
+        log, length = synced[-1]
+        at_prune.append(len(log) == length)
+        prune(*arguments)
+
+    monkeypatch.setattr(Log, "sync", watched_sync)
+    monkeypatch.setattr(checkpoint, "prune", watched_prune)
+    log = Log(tmp_path / "log.sqlite")
+    simulate(tiny(), tmp_path, log=log)
+    log.close()
+    assert at_prune == [True, True, True]

@@ -6,6 +6,7 @@ import json
 import xml.etree.ElementTree as ET
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from talkoot import bench
@@ -37,6 +38,14 @@ def test_what_is_saved_is_what_was_measured_and_the_plot_names_every_contender(t
     assert [row["median"] for row in json.loads(data.read_text())["rows"]] == [2.0, 3.0]
     drawn = [text.text for text in ET.fromstring(plot.read_text()).iter("{http://www.w3.org/2000/svg}text")]
     assert {"Ours & theirs", "ours <1>", "theirs", "2", "3"} <= set(drawn)
+
+
+def test_extra_files_are_saved_beside_the_figures_and_not_among_them(tmp_path):
+    measured = msgspec.structs.replace(outcome(True), extras={"race-curve.svg": "<svg/>", "race-trace.json": "[]"})
+    saved = measured.save(tmp_path)
+    assert [path.name for path in saved] == ["race.json", "race.svg", "race-curve.svg", "race-trace.json"]
+    assert (tmp_path / "race-curve.svg").read_text() == "<svg/>"
+    assert "extras" not in json.loads((tmp_path / "race.json").read_text())
 
 
 def test_every_bench_loads_and_states_its_claim():

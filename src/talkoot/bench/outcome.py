@@ -46,7 +46,15 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A bench's result."""
+    """A bench's result.
+
+    Attributes:
+        name, claim: as ``talkoot bench`` lists them.
+        world: where it was measured, in words.
+        unit: of every row's values.
+        rows, bars, notes: contenders, requirements, remarks.
+        extras: further files that ``save`` writes, such as plots and timelines: text by file name.
+    """
 
     name: str
     claim: str
@@ -55,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
     bars: tuple[Bar, ...] = ()
     notes: tuple[str, ...] = ()
+    extras: dict[str, str] = {}
 
     @property
     def passed(self) -> bool:
@@ -62,19 +71,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return all(bar.holds for bar in self.bars)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON-able data, medians included."""
+        """As JSON-able data: medians included, extra files left out."""
         data = msgspec.to_builtins(self)
+        del data["extras"]
         for row, plain in zip(self.rows, data["rows"], strict=True):
             plain["median"] = row.median
         return {"passed": self.passed, **data}
 
     def save(self, folder: Path) -> list[Path]:
-        """Write ``NAME.json`` and ``NAME.svg``."""
+        """Write ``NAME.json``, ``NAME.svg`` and the extra files."""
         folder.mkdir(parents=True, exist_ok=True)
-        data, plot = folder / f"{self.name}.json", folder / f"{self.name}.svg"
-        data.write_text(json.dumps(self.plain(), indent=1) + "\n")
-        plot.write_text(self.svg())
-        return [data, plot]
+        texts = {
+            f"{self.name}.json": json.dumps(self.plain(), indent=1) + "\n",
+            f"{self.name}.svg": self.svg(),
+            **self.extras,
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        return [folder / name for name in texts]
 
     def svg(self) -> str:
         """Horizontal bars of the medians, with the range as a thin line."""

@@ -37,6 +37,7 @@ def generate(
     seed: int | Sequence[int] = 0,
     eos_id: int | Sequence[int] | None = None,
     stop: Sequence[Sequence[int]] = (),
+    layers: Sequence[int] | None = None,
 ) -> list[list[Sampled]]:
     """Continue each prompt; a row's list ends with its end token or stop sequence, if it met one.
 
@@ -53,6 +54,7 @@ def generate(
         seed=seed,
         eos_id=eos_id,
         stop=stop,
+        layers=layers,
     )
     for step in steps:
         for row, sampled in zip(rows, step, strict=True):
@@ -72,6 +74,7 @@ def stream(
     seed: int | Sequence[int] = 0,
     eos_id: int | Sequence[int] | None = None,
     stop: Sequence[Sequence[int]] = (),
+    layers: Sequence[int] | None = None,
 ) -> Iterator[list[Sampled | None]]:
     """Yield one entry per prompt and new token, None for a prompt that has ended.
 
@@ -85,11 +88,14 @@ def stream(
         seed: one per prompt, or one from which each row's is derived.
         eos_id: tokens that end a row; None for the model's own, () for none.
         stop: token sequences that end a row.
+        layers: run these, in this order, embedding first and head last (``talkoot.model.depth`` gives the order for
+            dead stages); None for the whole model.
 
     Raises:
         TalkootError: an argument is out of range.
     """
     _check(stage, tokens, max_new_tokens, temperature, top_k, top_p)
+    order = _order(stage, layers)
     ends = stage.config.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
     generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, len(tokens))]
     stops = [list(one) for one in stop if one]
@@ -98,7 +104,7 @@ def stream(
     alive = [True] * len(tails)
     cache, step = Cache(), tokens.to(stage.device)
     for _ in range(max_new_tokens):
-        logits = _next_logits(stage, step, cache)
+        logits = _next_logits(stage, step, cache, order)
         chosen = logits.argmax(-1) if temperature == 0 else _sample(logits, temperature, top_k, top_p, generators)
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
         picked = chosen.tolist()
@@ -115,14 +121,13 @@ def stream(
 
 
 @torch.no_grad()
-def _next_logits(stage: Stage, tokens: Tensor, cache: Cache) -> Tensor:
+def _next_logits(stage: Stage, tokens: Tensor, cache: Cache, order: Sequence[int]) -> Tensor:
     """Float32 logits (B, vocabulary) on the CPU after the last of these tokens.
 
     The head runs on the last position only: with a large vocabulary it would dominate the prompt's cost.
     """
-    head = stage.config.layers + 1
-    hidden = stage.run_layers(tokens, range(head), cache)
-    return stage.run_layers(hidden[:, -1:], (head,))[:, 0].cpu()
+    hidden = stage.run_layers(tokens, order[:-1], cache)
+    return stage.run_layers(hidden[:, -1:], order[-1:])[:, 0].cpu()
 
 
 def _sample(
@@ -137,6 +142,15 @@ def _sample(
     draws = torch.stack([torch.rand(1, generator=one, dtype=torch.float64) for one in generators])
     place = (mass <= draws * mass.gather(1, kept)).sum(-1, keepdim=True)
     return order.gather(1, torch.minimum(place, kept))[:, 0]
+
+
+def _order(stage: Stage, layers: Sequence[int] | None) -> tuple[int, ...]:
+    head = stage.config.layers + 1
+    order = tuple(range(head + 1) if layers is None else layers)
+    if order[:1] != (0,) or order[-1:] != (head,) or not all(0 < index < head for index in order[1:-1]):
+        why = f"{list(order)}, and the model has its embedding at 0, blocks 1 to {head - 1} and its head at {head}"
+        raise _bad("layers", why, f"begin with 0, then any blocks, and end with {head}")
+    return order
 
 
 def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:

@@ -6,13 +6,16 @@ import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 import msgspec
 
 from talkoot.core.errors import TalkootError, nearest
+from talkoot.core.plain import CORRECT, build, read_plain
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
+
+UNUSABLE = "the recipe cannot be used"
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -200,31 +203,15 @@ def load_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Recipe:
     Raises:
         TalkootError: unreadable file, broken TOML, an unknown key or a wrong type.
     """
-    tree: dict[str, Any] = {}
-    where = "the command line"
-    if path is not None:
-        where = str(path)
-        try:
-            tree = tomllib.loads(path.read_text())
-        except OSError as problem:
-            raise _bad(where, str(problem.strerror), "name a TOML file; `talkoot train --help` shows one") from problem
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-            raise _bad(where, f"it is not TOML: {problem}", "correct the line it names") from problem
+    tree = {} if path is None else read_plain(path, UNUSABLE)
     for override in overrides:
         _override(tree, override)
-    return build_recipe(tree, where)
+    return build_recipe(tree, "the command line" if path is None else str(path))
 
 
 def build_recipe(tree: dict[str, Any], where: str) -> Recipe:
     """A recipe from plain data; see :func:`load_recipe`."""
-    _refuse_unknown(tree, Recipe, "", where)
-    try:
-        return msgspec.convert(tree, Recipe)
-    except msgspec.ValidationError as problem:
-        if isinstance(problem.__cause__, TalkootError):
-            raise problem.__cause__ from None
-        text, _, key = str(problem).partition(" - at `$.")
-        raise _bad(f"{where}, key {key.rstrip('`') or '(top level)'}", text) from problem
+    return build(tree, Recipe, what=UNUSABLE, where=where)
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
@@ -243,23 +230,5 @@ def _override(tree: dict[str, Any], text: str) -> None:
     tree[leaf] = parsed
 
 
-def _refuse_unknown(tree: Any, kind: Any, prefix: str, where: str) -> None:
-    inner = get_args(kind)  # tuple[Fault, ...], Mapping[str, Link]
-    if isinstance(tree, list) and get_origin(kind) is tuple and inner:
-        for index, value in enumerate(tree):
-            _refuse_unknown(value, inner[0], f"{prefix.rstrip('.')}[{index}].", where)
-    elif isinstance(tree, dict) and len(inner) == 2:
-        for key, value in tree.items():
-            _refuse_unknown(value, inner[1], f"{prefix}{key}.", where)
-    if not isinstance(tree, dict) or not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    for key, value in tree.items():
-        if key not in fields:
-            known = f"{nearest(key, fields)}"
-            raise _bad(f"{where}, key {prefix}{key}", f"there is no such key; {known}", "correct the key's name")
-        _refuse_unknown(value, fields[key], f"{prefix}{key}.", where)
-
-
-def _bad(where: str, why: str, next: str = "correct this value and run the same command again") -> TalkootError:
-    return TalkootError("the recipe cannot be used", where=where, why=why, next=next)
+def _bad(where: str, why: str, next: str = CORRECT) -> TalkootError:
+    return TalkootError(UNUSABLE, where=where, why=why, next=next)

@@ -1,0 +1,80 @@
+"""Typed values from the text files that users write: TOML or JSON in, structs out, and errors that name the key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+import msgspec
+
+from talkoot.core.errors import TalkootError, nearest
+
+T = TypeVar("T")
+
+CORRECT = "correct this value and run the same command again"
+
+
+def read_plain(path: Path, what: str) -> dict[str, Any]:
+    """The content of a TOML file, or of a JSON one where the name ends in ``.json``.
+
+    Args:
+        what: first sentence of an error, such as "the recipe cannot be used".
+
+    Raises:
+        TalkootError: unreadable, broken, or not a table at its top.
+    """
+    form = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = json.loads(text) if form == "JSON" else tomllib.loads(text)
+    except OSError as problem:
+        raise _bad(what, str(path), problem.strerror or str(problem), "name a file that exists") from problem
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise _bad(what, str(path), f"it is not {form}: {problem}", "correct the line it names") from problem
+    if not isinstance(tree, dict):
+        raise _bad(what, str(path), "its top level is no table of keys and values", "begin the file with {")
+    return cast("dict[str, Any]", tree)
+
+
+def build(tree: dict[str, Any], kind: type[T], *, what: str, where: str) -> T:
+    """``tree`` as a struct of type ``kind``.
+
+    Raises:
+        TalkootError: an unknown key (with the nearest name that exists), a value of a wrong type, or what the struct's
+            own checks refuse.
+    """
+    _refuse_unknown(tree, kind, "", what, where)
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as problem:
+        if isinstance(problem.__cause__, TalkootError):
+            raise problem.__cause__ from None
+        text, _, key = str(problem).partition(" - at `$.")
+        raise _bad(what, f"{where}, key {key.rstrip('`') or '(top level)'}", text, CORRECT) from problem
+
+
+def _refuse_unknown(tree: Any, kind: Any, prefix: str, what: str, where: str) -> None:
+    inner = get_args(kind)  # tuple[Fault, ...], Mapping[str, Link]
+    if isinstance(tree, list) and get_origin(kind) is tuple and inner:
+        for index, value in enumerate(cast("list[Any]", tree)):
+            _refuse_unknown(value, inner[0], f"{prefix.rstrip('.')}[{index}].", what, where)
+    if not isinstance(tree, dict):
+        return
+    table = cast("dict[str, Any]", tree)
+    if len(inner) == 2:
+        for key, value in table.items():
+            _refuse_unknown(value, inner[1], f"{prefix}{key}.", what, where)
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        if key not in fields:
+            why = f"there is no such key; {nearest(key, fields)}"
+            raise _bad(what, f"{where}, key {prefix}{key}", why, "correct the key's name")
+        _refuse_unknown(value, fields[key], f"{prefix}{key}.", what, where)
+
+
+def _bad(what: str, where: str, why: str, next: str) -> TalkootError:
+    return TalkootError(what, where=where, why=why, next=next)

@@ -1,4 +1,4 @@
-"""Links between simulated peers: latency, bandwidth, jitter, loss."""
+"""Links between peers: latency, bandwidth, jitter, loss, and when a message is through."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import msgspec
 
 from talkoot.core.errors import TalkootError
+
+ENVELOPE_BYTES = 320  # header and signature of the real wire format
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,3 +77,30 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.links:
             return self.default
         return self.links.get(f"{source}->{target}") or self.links.get(f"{target}->{source}") or self.default
+
+
+class LinkClock:
+    """One directed link's timetable; the simulated network and shaped real links both go by it.
+
+    A link carries one message at a time: a message leaves its sender after its size over the bandwidth, counted
+    from when the link is free, and arrives after the link's delay, but never before the one sent before it.
+    """
+
+    __slots__ = ("_free", "last_arrival")
+
+    def __init__(self) -> None:
+        self._free = self.last_arrival = 0.0
+
+    def book(self, link: Link, now: float, nbytes: int, chance: random.Random) -> tuple[float, float]:
+        """Book a message with a payload of ``nbytes``, sent at ``now``.
+
+        Returns:
+            When its last byte leaves the sender, and when it arrives (seconds on the clock that ``now`` is from).
+        """
+        self._free = sent = max(now, self._free) + (nbytes + ENVELOPE_BYTES) / link.bytes_per_s
+        self.last_arrival = self.after_last(sent + link.delay(chance))
+        return sent, self.last_arrival
+
+    def after_last(self, when: float) -> float:
+        """``when``, or just after the last booked arrival: timers due at the same time come in no particular order."""
+        return max(when, math.nextafter(self.last_arrival, math.inf))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +19,11 @@ from talkoot.core.ids import PeerId
 from talkoot.world.api import Message
 from talkoot.world.base import PeerWorld
 from talkoot.world.faults import FaultPlan
-from talkoot.world.links import Network
+from talkoot.world.links import ENVELOPE_BYTES, LinkClock, Network
 from talkoot.world.sim.loop import VirtualLoop
 
 KILL_NOTICE = 0.012
 FREEZE_NOTICE = 2.5
-ENVELOPE_BYTES = 320  # header and signature of the real wire format
 
 
 @dataclass
@@ -60,8 +60,7 @@ class Fabric:
         self.loop, self.network, self.chance = loop, network, random.Random(seed)
         self.peers: dict[PeerId, Body] = {}
         self.delivered = 0
-        self._link_free: dict[tuple[str, str], float] = {}
-        self._last_arrival: dict[tuple[str, str], float] = {}
+        self._clocks: defaultdict[tuple[str, str], LinkClock] = defaultdict(LinkClock)  # by sender and receiver
         self._links: set[tuple[PeerId, PeerId]] = set()  # open ones, from a peer to one it met
         self._cut: dict[frozenset[str], int] = {}  # pairs of names -> the partition that cut them
         self._partitions = 0
@@ -95,7 +94,7 @@ class Fabric:
         if peer.launcher is not None:
             when = now + KILL_NOTICE
             if peer.killed_at == math.inf:
-                when = self._after_last_word(when, (peer.world.name, peer.launcher.name))
+                when = self._clocks[peer.world.name, peer.launcher.name].after_last(when)
             self.loop.call_at(when, peer.launcher.notice_loss, PeerId(peer.ticket), reason)
 
     def silent(self, peer: Body, thawed: asyncio.Event) -> None:
@@ -135,12 +134,7 @@ class Fabric:
             self._stalled.append((source, to, message))
             return
         link = self.network.link(*names)
-        now = self.loop.time()
-        sent = max(now, self._link_free.get(names, 0.0)) + (message.nbytes + ENVELOPE_BYTES) / link.bytes_per_s
-        self._link_free[names] = sent
-        # Strictly later than the one before: timers due at the same time come in no particular order.
-        arrival = self._after_last_word(sent + link.delay(self.chance), names)
-        self._last_arrival[names] = arrival
+        sent, arrival = self._clocks[names].book(link, self.loop.time(), message.nbytes, self.chance)
         self.loop.call_at(arrival, self._arrive, source, sent, target, message)
 
     def _arrive(self, source: Body, sent: float, target: Body, message: Message) -> None:
@@ -178,7 +172,7 @@ class Fabric:
                 observer.world.notice_loss(about, reason)
 
         when = self.loop.time() + after + self.network.link(*names).latency_s
-        self.loop.call_at(self._after_last_word(when, names) if after_last_word else when, tell)
+        self.loop.call_at(self._clocks[names].after_last(when) if after_last_word else when, tell)
 
-    def _after_last_word(self, when: float, names: tuple[str, str]) -> float:
-        return max(when, math.nextafter(self._last_arrival.get(names, 0.0), math.inf))
+
+__all__ = ["ENVELOPE_BYTES", "FREEZE_NOTICE", "KILL_NOTICE", "Body", "Fabric"]

@@ -165,7 +165,7 @@ def train(setting: Setting, arm: Arm, steps: int, seed: int, step_s: Callable[[b
     seconds, curve = 0.0, []
     for step in range(steps):
         full = arm.is_full(step, setting.stages)
-        training.step(step, _rows(windows, step, setting.microbatches), _orders(setting, arm, seed, step))
+        training.step(step, _rows(windows, step, setting.microbatches), orders_of(setting, arm, seed, step))
         seconds += step_s(full)
         if (step + 1) * setting.points // steps > step * setting.points // steps:
             curve.append((seconds, held_out_loss(stage, held_out)))
@@ -176,7 +176,8 @@ def _rows(windows: Windows, step: int, microbatches: int) -> list[Tensor]:
     return [torch.from_numpy(windows.train(step, index, microbatches)) for index in range(microbatches)]
 
 
-def _orders(setting: Setting, arm: Arm, seed: int, step: int) -> list[tuple[int, ...]]:
+def orders_of(setting: Setting, arm: Arm, seed: int, step: int) -> list[tuple[int, ...]]:
+    """The layers that each microbatch of a step runs."""
     if arm.is_full(step, setting.stages):
         return [tuple(range(setting.config.layer_count))] * setting.microbatches
     paths = balanced_paths(random.Random(f"{seed}/{step}"), arm, setting.stages, setting.microbatches)

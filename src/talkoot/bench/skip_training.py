@@ -1,0 +1,151 @@
+"""Training with a third of the stages skipped, against the full pipeline, at equal simulated time on unlike machines.
+
+Both arms see 15 sequences a step, one per lane of the published schedule (the real one sends each lane twice), start
+from the same weights, and each ends its own learning-rate schedule with its last step. The skipping arm takes more
+steps, as its iterations are shorter; every tenth visits all stages and costs a full iteration. The third arm, the full
+pipeline for as many steps, pays two to three times the time: it shows what skipping costs per step, and what becomes
+of a fully trained model when half of it is gone.
+
+A depth's loss is the mean over every choice of dead stages (the first never is), so "half the model" is the mean over
+all ten choices of two relay stages out of five.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+import torch
+
+from talkoot.bench.outcome import Bar, Options, Outcome, Row
+from talkoot.bench.peer_layer_orders import Arm, Setting, Trained, train
+from talkoot.serve.draw import ticks
+
+CLAIM = "Skipping a third of the stages trains better in the same time, and the model survives the loss of half of them"
+MOST_HALF, LEAST_CONTROL = 1.07, 2.0
+HALF = 3  # of six stages
+
+SKIP = Arm(name="skip 33 %", visits=4, full_every=10)
+FULL = Arm(name="full pipeline, same time", visits=6)
+SAME_STEPS = Arm(name="full pipeline, same steps", visits=6)
+COLOURS = {SKIP.name: "#3f7d5c", FULL.name: "#b4552d", SAME_STEPS.name: "#888"}
+
+
+def iteration_seconds(full: bool) -> float:
+    """Predicted seconds of one iteration of 30 microbatches on the published 20-node network."""
+    return 102.0 if full else 33.3
+
+
+def measure(options: Options) -> Outcome:
+    """Train the three arms for each seed."""
+    steps, setting = (300, Setting(held_out_batches=2, points=6)) if options.quick else (1800, Setting())
+    seeds = range(1 if options.quick else options.seeds)
+    seconds = sum(iteration_seconds(SKIP.is_full(step, setting.stages)) for step in range(steps))
+    lengths = {SKIP: steps, FULL: int(seconds // iteration_seconds(True)), SAME_STEPS: steps}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that the figures do not depend on the machine's number of cores
+    try:
+        found = {
+            arm.name: [train(setting, arm, length, seed, iteration_seconds) for seed in seeds]
+            for arm, length in lengths.items()
+        }
+    finally:
+        torch.set_num_threads(threads)
+    return Outcome(
+        name="skip-training",
+        claim=CLAIM,
+        world=f"{setting.stages} one-block stages of width {setting.width}; time simulated on the published network",
+        unit="held-out loss, nats per byte",
+        rows=tuple(rows(found)),
+        bars=tuple(bars(found)),
+        notes=tuple(notes(found, lengths)),
+        extras={"skip-training-curve.svg": curves(found)},
+    )
+
+
+def rows(found: dict[str, list[Trained]]) -> list[Row]:
+    """Each arm's loss with the whole model, at its best depth, and with half the model."""
+    return [
+        Row(name=f"{name}: {what}", values=tuple(value(one) for one in runs), note=f"{runs[0].seconds:,.0f} s")
+        for name, runs in found.items()
+        for what, value in (
+            ("all stages", lambda one: one.full),
+            ("best depth", lambda one: one.best),
+            ("half the stages", lambda one: one.by_depth[HALF]),
+        )
+    ]
+
+
+def bars(found: dict[str, list[Trained]]) -> list[Bar]:
+    """The requirements; the worst seed decides each."""
+    gap = max(a.full - b.full for a, b in zip(found[SKIP.name], found[FULL.name], strict=True))
+    best = max(a.best - b.best for a, b in zip(found[SKIP.name], found[FULL.name], strict=True))
+    half = max(one.perplexity_ratio(HALF) for one in found[SKIP.name])
+    control = min(one.perplexity_ratio(HALF) for name in (FULL.name, SAME_STEPS.name) for one in found[name])
+    return [
+        Bar(text="loss with all stages, skipping - full at the same time < 0", measured=gap, holds=gap < 0),
+        Bar(text="loss at the best depth, skipping - full at the same time < 0", measured=best, holds=best < 0),
+        Bar(
+            text=f"skipping: perplexity with half the stages / at its best depth <= {MOST_HALF}",
+            measured=half,
+            holds=half <= MOST_HALF,
+        ),
+        Bar(text=f"fully trained: the same ratio >= {LEAST_CONTROL}", measured=control, holds=control >= LEAST_CONTROL),
+    ]
+
+
+def notes(found: dict[str, list[Trained]], lengths: dict[Arm, int]) -> list[str]:
+    """What the bars leave out: lengths, the cost at equal steps, every depth."""
+    skip, full = found[SKIP.name], found[SAME_STEPS.name]
+    whole = [a.full - b.full for a, b in zip(skip, full, strict=True)]
+    best = [a.best - b.best for a, b in zip(skip, full, strict=True)]
+    return [
+        "the worst seed decides each bar; each arm's schedule ends with its own last step",
+        f"an iteration takes {iteration_seconds(False):.1f} s skipping and {iteration_seconds(True):.1f} s in full; "
+        + ", ".join(f"{arm.name}: {length} steps" for arm, length in lengths.items()),
+        f"the cost at equal steps: skipping loses {_span(whole)} nats with all stages and {_span(best)} at the best "
+        f"depth, in {skip[0].seconds / full[0].seconds:.2f} of the time",
+        *(
+            f"{name}: loss by number of stages "
+            + ", ".join(f"{depth}: {sum(one.by_depth[depth] for one in runs) / len(runs):.3f}" for depth in depths)
+            for name, runs in found.items()
+            for depths in (sorted(runs[0].by_depth, reverse=True),)
+        ),
+    ]
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values):+.3f} .. {max(values):+.3f}"
+
+
+def curves(found: dict[str, list[Trained]]) -> str:
+    """Loss of the whole model against simulated hours: one line per arm and seed."""
+    left, top, width, height = 60, 60, 640, 320
+    points = [point for runs in found.values() for one in runs for point in one.curve]
+    end, low, high = max(x for x, _ in points), min(y for _, y in points), max(y for _, y in points)
+    low, high = low - 0.05 * (high - low), high + 0.05 * (high - low) + 1e-9
+
+    def at(x: float, y: float) -> str:
+        return f"{left + x / end * width:.1f},{top + (high - y) / (high - low) * height:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {top + height + 50}" '
+        'font-family="system-ui, sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        f'<text x="12" y="22" font-size="15" font-weight="600">{escape(CLAIM)}</text>',
+        f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">simulated hours</text>',
+    ]
+    for y in ticks(low, high):
+        place = at(0, y).split(",")[1]
+        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{place}" y2="{place}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{place}" dy="4" text-anchor="end">{y:.4g}</text>')
+    for hours in ticks(0.0, end / 3600):
+        place = at(hours * 3600, low).split(",")[0]
+        parts.append(f'<text x="{place}" y="{top + height + 18}" text-anchor="middle">{hours:.4g}</text>')
+    for index, (name, runs) in enumerate(found.items()):
+        colour = COLOURS[name]
+        parts.append(f'<text x="{left + 220 * index}" y="44" fill="{colour}">{escape(name)}</text>')
+        for one in runs:
+            line = " ".join(at(x, y) for x, y in one.curve)
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -136,9 +136,9 @@ class Endpoint:
     async def _watch(self, peer: PeerId, monitor: Any) -> None:
         try:
             event = cast(dict[str, Any], await cast(Any, zmq.utils.monitor).recv_monitor_message(monitor))
-        finally:
+            self.disconnect(peer)
+        finally:  # never before the link stopped reporting: ZeroMQ's thread blocks on news that nobody reads
             monitor.close(linger=0)
-        self.disconnect(peer)
         await self.drained()
         refused = event["event"] == zmq.EVENT_CLOSED
         self._lost(peer, "nobody listens at its address" if refused else "its connection closed or fell silent")
@@ -215,12 +215,12 @@ class Endpoint:
 
     async def close(self, seconds: float = 3.0) -> None:
         """Give queued messages up to ``seconds`` to leave, then end every link, then stop listening."""
+        for socket in self._links.values():
+            socket.disable_monitor()
         tasks = [*self._tasks, self._pump]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for socket in self._links.values():
-            socket.disable_monitor()
         self._links_context.destroy(linger=int(seconds * 1000))
         self._links.clear()
         self._context.destroy(linger=0)

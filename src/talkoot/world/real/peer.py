@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -13,13 +14,17 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from talkoot.core.codec import encode
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
-from talkoot.world.api import FAILED, HELLO, Blank, Frame, Message
+from talkoot.world.api import FAILED, HELLO, Blank, Frame, Message, frame_bytes
 from talkoot.world.base import PeerWorld, check_outgoing
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault, FaultPlan
+from talkoot.world.links import Network
 from talkoot.world.real.endpoint import Endpoint
+from talkoot.world.real.ports import is_loopback
+from talkoot.world.real.shape import Shaper
 from talkoot.world.real.wire import SIGNED, Wire, read_address
 
 T = TypeVar("T")
@@ -30,7 +35,16 @@ STRANGER_SECONDS = 0.5  # others may not have met us, and then they cannot answe
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process needs to become a peer of a run."""
+    """What a process needs to become a peer of a run.
+
+    A rehearsal of other machines on this one sets the last two, for the lead and thus for all that it launches.
+
+    Attributes:
+        network: messages take as long as over these links (names are the peers'); None = as long as they do.
+        emulate_flops: operations per second of the processor of a peer of speed 1. A computation then lasts its
+            ``flops`` over that, one at a time per peer, as in a simulation: the work is done at once, and the rest
+            of the time slept away. Never less than the work really took: that is slower than what is emulated.
+    """
 
     run: str
     name: str
@@ -44,6 +58,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lead: str | None = None
     lead_address: str = ""
     secret: bytes | None = None  # of the peer's identity; a fresh one when None
+    network: Network | None = None
+    emulate_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.network is not None and not is_loopback(self.host):
+            raise TalkootError(
+                "links can be shaped on one machine only",
+                where=f"host {self.host}",
+                why="its processes go by one clock; the links between machines are what they are",
+                next="listen on 127.0.0.1, or do not shape the links",
+            )
+        if self.emulate_flops is not None and not 0 < self.emulate_flops < math.inf:
+            raise TalkootError(
+                "no processor is that fast",
+                where="emulate_flops",
+                why=f"it is {self.emulate_flops}",
+                next="give operations per second, above 0",
+            )
 
 
 class RealWorld(PeerWorld):
@@ -63,11 +95,16 @@ class RealWorld(PeerWorld):
             lead=lead,
         )
         self._speed, self._faults = settings.speed, FaultPlan(settings.faults)
+        self._emulated_flops = settings.emulate_flops and settings.emulate_flops * settings.speed
+        self._busy_until = 0.0  # the emulated processor
+        network, chance = settings.network, self.random("links")
+        self._shaper = None if network is None else Shaper(network, self.name, chance, self._deliver)
         self._wire = Wire(self.key, settings.run)
         self._endpoint = Endpoint(
             self._arrived, self.notice_loss, host=settings.host, port=settings.port, encrypt=settings.encrypt
         )
-        self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve)
+        known_as = self.name if self._shaper is not None else ""
+        self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve, known_as)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._acquainted: set[PeerId] = set()  # who has met us, as their messages show
         self._unheard: set[PeerId] = set()  # who has not said yet that our last message arrived
@@ -94,12 +131,24 @@ class RealWorld(PeerWorld):
             return
         if topic not in SIGNED:
             self._acquainted.add(sender)
-        if topic == BYE:
+        if self._shaper is None:
+            self._deliver(message)
+        else:
+            self._shaper.hold(message)
+
+    def _deliver(self, message: Message) -> None:
+        sender = message.sender
+        if message.topic == BYE:
             self.spawn(self._endpoint.send(sender, self._wire.pack(sender, HEARD, b"", (), 0, 0)), HEARD)
-        elif topic == HEARD:
+        elif message.topic == HEARD:
             self._unheard.discard(sender)
         else:
             self.mailbox.put(message)
+
+    def notice_loss(self, peer: PeerId, reason: str) -> None:
+        if self._shaper is not None:
+            self._shaper.forget(peer)
+        super().notice_loss(peer, reason)
 
     async def ready(self) -> None:
         """Make sure that others can reach this peer; TalkootError when they cannot."""
@@ -119,6 +168,10 @@ class RealWorld(PeerWorld):
             verified = read_address(peer, address)
             if self._met.get(peer, address) != address:  # it moved: started again under its old identity
                 self._endpoint.disconnect(peer)
+                if self._shaper is not None:
+                    self._shaper.forget(peer)
+            if self._shaper is not None:
+                self._shaper.introduce(peer, verified.name)
             if not self._endpoint.linked(peer):
                 self._wire.meet(peer, verified)
                 self._endpoint.connect(peer, verified)
@@ -142,8 +195,10 @@ class RealWorld(PeerWorld):
                 raise ValueError("blank frames exist in simulations only")
             self.mailbox.put(Message(self.me, topic, generation, step, encoded, copies))
             return
-        parts = self._wire.pack(to, topic, encoded, frames, generation, step)
-        await self._endpoint.send(to, parts)
+        if self._shaper is not None and self._endpoint.linked(to):  # what goes nowhere occupies no link
+            check_outgoing(topic, encoded, frames)
+            encoded = self._shaper.stamp(to, encoded, len(encoded) + sum(map(frame_bytes, frames)))
+        await self._endpoint.send(to, self._wire.pack(to, topic, encoded, frames, generation, step))
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
         async with asyncio.timeout(timeout):
@@ -152,12 +207,15 @@ class RealWorld(PeerWorld):
     async def compute(self, work: Callable[[], T], flops: float) -> T:
         # In line, not in a thread: sockets are served by ZeroMQ's own threads meanwhile, and a second Python
         # thread would make both wait for the interpreter lock.
-        started = time.perf_counter()
+        started = time.monotonic()
         result = work()
-        if self._speed < 1.0:
-            await asyncio.sleep((time.perf_counter() - started) * (1 / self._speed - 1))
+        ended = time.monotonic()
+        if self._emulated_flops:
+            took = max(flops / self._emulated_flops, ended - started)
+            self._busy_until = max(started, self._busy_until) + took
+            await asyncio.sleep(self._busy_until - ended)
         else:
-            await asyncio.sleep(0)
+            await asyncio.sleep((ended - started) * (1 / self._speed - 1))
         return result
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -193,10 +251,10 @@ class RealWorld(PeerWorld):
         peers = [peer for peer in self._met if self._endpoint.linked(peer)]
         self._unheard.update(peers)
         for peer in peers:
-            await self._endpoint.send(peer, self._wire.pack(peer, BYE, b"", (), 0, 0))
-        started = time.monotonic()
+            await self.send(peer, BYE)
+        due = time.monotonic() + (self._shaper.backlog_s() if self._shaper is not None else 0.0)
         while waiting := [peer for peer in self._unheard if self._endpoint.linked(peer)]:
             patience = GOODBYE_SECONDS if self._acquainted.intersection(waiting) else STRANGER_SECONDS
-            if time.monotonic() - started > patience:
+            if time.monotonic() - due > patience:
                 break
             await asyncio.sleep(0.002)

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -33,7 +34,9 @@ MAX_ADDRESS = 1000
 TAG_BYTES = 16
 SIGNED = (HELLO, FAILED)  # what one may have to say to somebody who has not met one yet
 HEADER_NONCE = 2**32 - 1  # frames count their nonces from 0
-ADDRESS = re.compile(r"tcp://[^\s/#]+:[0-9]{1,5}#([!-~]{40})?#[0-9a-f]{64}")  # CURVE keys may hold a '#'
+ADDRESS = re.compile(
+    r"(tcp://[^\s/#]+:[0-9]{1,5})#([!-~]{40})?#([0-9a-f]{64})(?:#([A-Za-z0-9_.~%-]+))?"  # CURVE keys may hold a '#'
+)
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -53,16 +56,20 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Address(NamedTuple):
-    """Where and how to reach a peer: ZeroMQ endpoint, CURVE key ('' on loopback), X25519 half in hex."""
+    """Where and how to reach a peer: ZeroMQ endpoint, CURVE key ('' on loopback), X25519 half in hex.
+
+    In a rehearsal with shaped links also the peer's name, which says what link leads to it; else ''.
+    """
 
     endpoint: str
     curve: str
     exchange: str
+    name: str = ""
 
 
 def write_address(key: Key, address: Address) -> str:
     """An address as text, signed by the peer it belongs to."""
-    text = "#".join(address)
+    text = "#".join(address[:3]) + (f"#{quote(address.name, safe='')}" if address.name else "")
     return f"{text}#{key.sign(text.encode()).hex()}"
 
 
@@ -73,14 +80,13 @@ def read_address(peer: PeerId, text: str) -> Address:
         ValueError: malformed, or not signed by ``peer``.
     """
     body, _, signature = text[:MAX_ADDRESS].rpartition("#")
-    well_formed = len(text) <= MAX_ADDRESS and ADDRESS.fullmatch(body)
-    if not well_formed or not verify(peer, bytes.fromhex(signature), body.encode()):
+    well_formed = ADDRESS.fullmatch(body) if len(text) <= MAX_ADDRESS else None
+    if well_formed is None or not verify(peer, bytes.fromhex(signature), body.encode()):
         raise ValueError(f"this is not an address signed by {peer[:8]}")
-    endpoint, rest = body.split("#", 1)
-    curve, exchange = rest.rsplit("#", 1)
+    endpoint, curve, exchange, name = well_formed.groups(default="")
     if not 0 < int(endpoint.rpartition(":")[2]) < 2**16:
         raise ValueError(f"{endpoint} names no port")
-    return Address(endpoint, curve, exchange)
+    return Address(endpoint, curve, exchange, unquote(name))
 
 
 class Wire:
@@ -100,10 +106,10 @@ class Wire:
         self._sequence = time.time_ns()  # grows even over a restart under the same identity
         self.refused: dict[str, int] = {}  # reason -> messages dropped
 
-    def address(self, endpoint: str, curve: str) -> str:
+    def address(self, endpoint: str, curve: str, name: str = "") -> str:
         """This peer's own address."""
         half = self._exchange.public_key().public_bytes_raw().hex()
-        return write_address(self._key, Address(endpoint, curve, half))
+        return write_address(self._key, Address(endpoint, curve, half, name))
 
     def meet(self, peer: PeerId, address: Address) -> None:
         """Agree on keys with a peer whose address was verified."""

@@ -109,6 +109,19 @@ def test_each_direction_of_each_link_has_its_own_figures(tmp_path):
     assert 0.4 <= real["far"] < 0.5
 
 
+def test_a_peer_that_computes_in_line_holds_up_nothing_that_it_sent(tmp_path):
+    async def check(host):
+        cast = Cast(host)
+        await cast.enter("a")
+        before = host.now()
+        await cast.command("a", "say", peer=host.me)
+        await cast.command("a", "crunch", seconds=1.0)
+        await cast.next("said")
+        return host.now() - before
+
+    assert 0.1 <= run_real(check, tmp_path, network=FAR) < 0.6
+
+
 def test_what_a_killed_peer_had_on_its_way_is_lost_with_it(tmp_path):
     async def check(host):
         cast = Cast(host)
@@ -177,11 +190,11 @@ async def turns(host, peers, ring):
     return statistics.median(gap for answer in answers for gap in decode(bytes(answer.frames[0]), list[float]))
 
 
-@pytest.mark.parametrize("flops", [0.0, 0.02 * FLOPS], ids=["links", "links-and-processors"])
+@pytest.mark.parametrize("flops", [0.0, 0.04 * FLOPS], ids=["links", "links-and-processors"])
 def test_a_ring_of_eight_turns_as_fast_as_the_simulator_predicts(tmp_path, flops):
-    ring = Ring(nbytes=100_000, rounds=15, flops=flops)
-    simulated, real = run_both(lambda host: turns(host, 8, ring), tmp_path, FAR)
-    assert simulated == pytest.approx(0.06 + flops / FLOPS, rel=0.01)
+    ring, network = Ring(nbytes=100_000, rounds=10, flops=flops), Network(default=Link(latency_s=0.1, bytes_per_s=10e6))
+    simulated, real = run_both(lambda host: turns(host, 8, ring), tmp_path, network)
+    assert simulated == pytest.approx(0.11 + flops / FLOPS, rel=0.01)
     assert real == pytest.approx(simulated, rel=TOLERANCE)
 
 

@@ -33,6 +33,7 @@ from talkoot.plan.problem import Lane, Problem, Routes
 
 NEVER = float("inf")
 
+Row = tuple[float, float, int, int]  # an event, (when, key, ticket, step), or a record, (start, end, ticket, step)
 Phase = Literal["forward", "loss", "backward"]
 
 
@@ -99,7 +100,7 @@ class Player:
         """The iteration with all its work. Raises as `makespan` does."""
         routes = Routes(groups=(), lanes=tuple(lanes))
         number = {turn * len(lanes) + lane: number for number, lane, turn in routes.turns()}
-        raw: list[tuple[float, float, int, int]] = []
+        raw: list[Row] = []
         seconds = self._run(lanes, contention, raw)
         spans: list[Span] = []
         for start, end, ticket, step in raw:
@@ -138,9 +139,7 @@ class Player:
         forward = [1.0 / (1e-12 + left) for left in ahead[: len(out)]]
         return Course(nodes, seconds, hops, busy, (*forward, *(-left for left in ahead[len(out) :])))
 
-    def _run(
-        self, lanes: Sequence[Lane], contention: bool, record: list[tuple[float, float, int, int]] | None
-    ) -> float:
+    def _run(self, lanes: Sequence[Lane], contention: bool, record: list[Row] | None) -> float:
         """The simulation. A microbatch is a ticket, turn * number of lanes + lane; tickets sort as ``turns`` does.
 
         Events are (time, key, ticket, step): a microbatch arrives for its step, or (step < 0, as complement) the
@@ -199,11 +198,11 @@ class Player:
                 heappush(events, (end + hop, course.keys[step], ticket, step))
         return latest
 
-    def _ready(self, lanes: Sequence[Lane]) -> tuple[list[Course], list[tuple[float, float, int, int]]]:
+    def _ready(self, lanes: Sequence[Lane]) -> tuple[list[Course], list[Row]]:
         """Courses, and the first launches (a heap); checks the slots on the way."""
         problem = self.problem
         courses = [self.course(lane) for lane in lanes]
-        events: list[tuple[float, float, int, int]] = []
+        events: list[Row] = []
         launched: dict[int, int] = {}
         used = [0] * len(problem.names)
         for index, (lane, course) in enumerate(zip(lanes, courses, strict=True)):

@@ -19,7 +19,7 @@ from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.model.config import ModelConfig
 from talkoot.plan import planners
-from talkoot.plan.steps import Seat
+from talkoot.plan.steps import Seat, View
 from talkoot.train.lead import Lead
 from talkoot.train.loop import train
 from talkoot.train.peer import Job
@@ -56,7 +56,7 @@ def receipt() -> Signed:
 def plan() -> bytes:
     speeds = {0: (1.0, 0.5), 1: (0.25,), 2: (1.0, 1.0, 0.1)}
     seats = [Seat(f"peer-{stage}-{i}", stage, speed) for stage, row in speeds.items() for i, speed in enumerate(row)]
-    return encode(planners["straight"](seats, 3, 7))
+    return encode(planners["straight"](View(seats=seats, num_stages=3, num_microbatches=7)))
 
 
 def rehearsal() -> str:

@@ -183,7 +183,7 @@ def test_wrong_input_is_explained() -> None:
         Stage(config, 1, 2, seed=1)(torch.zeros(1, 3, 31))
     with pytest.raises(TalkootError, match=r"torch\.no_grad"):
         model(x, Cache())
-    for first, last in ((2, 2), (-1, 3), (0, 6)):
+    for first, last in ((2, 2), (-2, 3), (-1, 5), (0, 6)):
         with pytest.raises(TalkootError, match="non-empty range"):
             Stage(config, first, last)
 

@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from talkoot.plan import planners, validate
-from talkoot.plan.steps import Hop, Path, Seat, StepPlan, Work
+from talkoot.plan import planners
+from talkoot.plan.steps import Hop, Path, Seat, StepPlan, View, Work
+from talkoot.plan.steps import validate as validate_view
 from talkoot.plan.straight import share
 
-straight = planners["straight"]
+
+def straight(seats: list[Seat], num_stages: int, num_microbatches: int) -> StepPlan:
+    return planners["straight"](View(seats=seats, num_stages=num_stages, num_microbatches=num_microbatches))
+
+
+def validate(plan: StepPlan, seats: list[Seat], num_stages: int, num_microbatches: int) -> None:
+    validate_view(plan, View(seats=seats, num_stages=num_stages, num_microbatches=num_microbatches))
 
 
 @st.composite

@@ -191,6 +191,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Length of the list of layers: embedding, blocks, head."""
         return self.layers + 2
 
+    def held(self, first: int, last: int) -> list[int]:
+        """Indices of the layers in the range ``[first, last)`` of the list, seen as a ring.
+
+        A range that begins at -1 begins with the head: such a stage opens and closes a ring of stages.
+        """
+        return [index % self.layer_count for index in range(first, last)]
+
     def window(self, index: int) -> int | None:
         """Positions that block ``index`` (1 to ``layers``) sees back, itself included; None for all."""
         return None if index in self.full_layers else self.sliding_window

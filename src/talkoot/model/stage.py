@@ -17,13 +17,14 @@ from talkoot.model.initial import initial_tensor
 class Stage(nn.Module):
     """Layers ``first`` to ``last - 1`` of the list of ``config.layer_count`` layers.
 
-    ``Stage(config, 0, config.layer_count)`` is the whole model. However a model is cut, its stages run the
+    ``Stage(config, 0, config.layer_count)`` is the whole model. ``Stage(config, -1, k)`` is the stage that closes a
+    ring of stages: it holds the first ``k`` layers and the head. However a model is cut, its stages run the
     same operations on the same parameters, so logits and gradients keep their bits. ``stage.compile()``,
     which every module has, switches on torch.compile.
 
     Args:
         config: the whole model's shape.
-        first, last: the half-open range of layers held.
+        first, last: the half-open range of layers held; -1 is the head, in front of layer 0.
         seed: initial values from it; None fills with NaN, so that a tensor nobody loads cannot go unnoticed.
         dtype: of the parameters.
         device: where they live.
@@ -44,7 +45,7 @@ class Stage(nn.Module):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 0 <= first < last <= config.layer_count:
+        if not -1 <= first < last <= config.layer_count + min(first, 0):
             raise TalkootError(
                 "a stage must hold a non-empty range of the model's layers",
                 where=f"Stage(first={first}, last={last})",
@@ -52,8 +53,10 @@ class Stage(nn.Module):
                 next=f"choose 0 <= first < last <= {config.layer_count}",
             )
         self.config, self.first, self.last, self.autocast = config, first, last, autocast
+        self.held = tuple(config.held(first, last))
+        self._place = {index: place for place, index in enumerate(self.held)}
         with torch.device("meta"):  # allocates nothing and leaves torch's global random state alone
-            layers = [build_layer(config, index) for index in range(first, last)]
+            layers = [build_layer(config, index) for index in self.held]
         self.layers = nn.ModuleList(layers).to(dtype).to_empty(device=device)
         self._frequencies = rotary_frequencies(config)
         self._fill(seed)
@@ -74,13 +77,13 @@ class Stage(nn.Module):
     @property
     def whole(self) -> bool:
         """Whether the stage is the complete model, from tokens to logits."""
-        return self.first == 0 and self.last == self.config.layer_count
+        return len(self.held) == self.config.layer_count
 
     def tensors(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical name, in the order of layers and then names; the caller may change them."""
         return {
             canonical_name(self.config, index, local): parameter
-            for index, layer in enumerate(self.layers, self.first)
+            for index, layer in zip(self.held, self.layers, strict=True)
             for local, parameter in sorted(layer.named_parameters())
         }
 
@@ -118,7 +121,7 @@ class Stage(nn.Module):
         Returns:
             Activations (B, T, D), or float32 logits (B, T, vocabulary) if the last layer is held.
         """
-        return self._run(x, range(self.first, self.last), cache)
+        return self._run(x, sorted(self.held), cache)
 
     def run_layers(self, x: Tensor, order: Sequence[int], cache: Cache | None = None) -> Tensor:
         """Run the layers ``order`` names, in that order: a block may be skipped, swapped or repeated.
@@ -133,7 +136,7 @@ class Stage(nn.Module):
         """
         ends = {0: order[0] if order else None, self.config.layers + 1: order[-1] if order else None}
         misplaced = [end for end, found in ends.items() if end in order and (found != end or order.count(end) > 1)]
-        strange = [index for index in order if not self.first <= index < self.last]
+        strange = [index for index in order if index not in self._place]
         if not order or misplaced or strange:
             raise TalkootError(
                 "these layers cannot be run in this order",
@@ -153,7 +156,7 @@ class Stage(nn.Module):
         cast = torch.autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
         with cast:
             for slot, index in enumerate(order):
-                layer = self.layers[index - self.first]
+                layer = self.layers[self._place[index]]
                 block = 0 < index <= self.config.layers
                 x = layer(x, positions, cache, slot) if block else layer(x)
         if cache is not None:

@@ -1,6 +1,6 @@
 """Pure planning: who computes what, in which order. No I/O, no clock, no torch."""
 
-from talkoot.plan import straight
-from talkoot.plan.steps import Planner, StepPlan, planners, validate
+from talkoot.plan import routes, straight
+from talkoot.plan.steps import Planner, StepPlan, View, planners, validate
 
-__all__ = ["Planner", "StepPlan", "planners", "straight", "validate"]
+__all__ = ["Planner", "StepPlan", "View", "planners", "routes", "straight", "validate"]

@@ -180,8 +180,6 @@ def path_violations(stages: list[int], rules: Rules) -> list[str]:
             frontier = stage
         else:
             swaps.append(frontier - stage)
-    if swaps and (
-        max(swaps) > rules.max_swap or len(swaps) > rules.max_swaps or sum(swaps) > rules.max_swap_sum
-    ):
+    if swaps and (max(swaps) > rules.max_swap or len(swaps) > rules.max_swaps or sum(swaps) > rules.max_swap_sum):
         found.append(f"swaps stages too far or too often: {stages}")
     return found

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 
 from talkoot.core.ids import PeerId
-from talkoot.plan.steps import Hop, Path, Phase, Seat, StepPlan, Work, planners
+from talkoot.plan.steps import Hop, Path, Phase, StepPlan, View, Work, pace, planners
 
 
 def share(count: int, weights: Sequence[float]) -> list[int]:
@@ -80,23 +80,34 @@ def one_forward_one_backward(
 
 
 @planners.register("straight")
-def straight(seats: Sequence[Seat], num_stages: int, num_microbatches: int) -> StepPlan:
-    """See the module's text; implements :class:`talkoot.plan.steps.Planner`."""
+def straight(view: View) -> StepPlan:
+    """See the module's text; implements :class:`talkoot.plan.steps.Planner`.
+
+    In a ring no orders are prescribed: taking what is ready, backward first, is one forward, one backward.
+    """
+    count, num_stages = view.num_microbatches, view.num_stages
     servers: list[list[PeerId]] = []  # servers[stage][microbatch]
     for stage in range(num_stages):
         # Fast peers first in every stage, so that fast meets fast along a path.
-        present = sorted((seat for seat in seats if seat.stage == stage), key=lambda seat: (-seat.speed, seat.peer))
-        if not present:
-            raise ValueError(f"nobody holds stage {stage}")
-        counts = share(num_microbatches, [seat.speed for seat in present])
-        servers.append([seat.peer for seat, count in zip(present, counts, strict=True) for _ in range(count)])
-    paths = tuple(
-        Path(microbatch, tuple(Hop(stage, servers[stage][microbatch]) for stage in range(num_stages)))
-        for microbatch in range(num_microbatches)
-    )
-    # Interleave the pipelines: the k-th microbatch of each origin comes before the (k+1)-th of any.
+        present = sorted(view.holders(stage), key=lambda seat: (-seat.speed, seat.peer))
+        counts = share(count, [seat.speed for seat in present])
+        servers.append([seat.peer for seat, part in zip(present, counts, strict=True) for _ in range(part)])
     origins = servers[0]
-    turn = {m: origins[:m].count(origins[m]) for m in range(num_microbatches)}
-    rank = [turn[m] * num_microbatches + m for m in range(num_microbatches)]
-    orders = one_forward_one_backward(servers, {seat.peer: seat.speed for seat in seats}, rank)
-    return StepPlan(paths, orders)
+    # Interleave the pipelines: the k-th microbatch of each origin comes before the (k+1)-th of any.
+    turn = {m: origins[:m].count(origins[m]) for m in range(count)}
+    if view.ring:
+        launch = sorted(range(count), key=lambda m: (turn[m], m))
+        servers = [[row[m] for m in launch] for row in servers]
+        slots = {seat.peer: seat.slots for seat in view.seats}
+        waits = pace(dict(enumerate(servers[0])), slots)
+        return StepPlan(_paths(servers, waits), ring=True)
+    rank = [turn[m] * count + m for m in range(count)]
+    orders = one_forward_one_backward(servers, {seat.peer: seat.speed for seat in view.seats}, rank)
+    return StepPlan(_paths(servers, {}), orders)
+
+
+def _paths(servers: Sequence[Sequence[PeerId]], waits: Mapping[int, int]) -> tuple[Path, ...]:
+    return tuple(
+        Path(m, tuple(Hop(stage, row[m]) for stage, row in enumerate(servers)), waits.get(m))
+        for m in range(len(servers[0]))
+    )

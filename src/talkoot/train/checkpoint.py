@@ -21,7 +21,7 @@ _NAME = re.compile(r"step-(\d{8})\.json")
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """One stage's part: layers ``[first, last)`` in blob ``blob`` of ``size`` bytes."""
+    """One stage's part: layers ``[first, last)`` (-1 is the head) in blob ``blob`` of ``size`` bytes."""
 
     first: int
     last: int
@@ -48,7 +48,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def blobs_for(self, first: int, last: int) -> tuple[str, ...]:
         """Names of the blobs that hold any of the layers ``[first, last)``."""
-        return tuple(shard.blob for shard in self.shards if shard.first < last and first < shard.last)
+        wanted = set(self.config.held(first, last))
+        return tuple(shard.blob for shard in self.shards if wanted & set(self.config.held(shard.first, shard.last)))
 
 
 def state_hash(tensors: dict[str, str], step: int) -> str:

@@ -17,20 +17,36 @@ Gradients = Sequence[tuple[Node, Frame]]  # partial sums by the microbatches the
 class StageCompute(Protocol):
     """A stage's arithmetic. Frames go in and out, so that a peer's conversation needs no tensor library."""
 
-    forward_flops: float  # one microbatch; backward costs twice that
+    forward_flops: float  # one microbatch, without the head of a ring's first stage; backward costs twice that
+    loss_flops: float  # of that head with loss and gradient; 0 elsewhere
     num_values: int  # parameters held
     turns: int  # exchanges that the mixing rule needs per step
 
-    def begin(self, step: int, num_microbatches: int, evaluate: bool) -> None:
-        """Forget an unfinished step and prepare for this one."""
+    def begin(self, step: int, num_microbatches: int, evaluate: bool, visitors: Sequence[int] | None = None) -> None:
+        """Forget an unfinished step and prepare for this one, in which ``visitors`` (None = all) come by."""
+        ...
+
+    def amend(self, visitors: Sequence[int]) -> None:
+        """Only these come by in the end: the mean is over them."""
         ...
 
     def forward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
         """Activations in (none at the first stage), activations out (none at the last, which keeps the loss)."""
         ...
 
+    def loss(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
+        """At the origin of a ring: the path's last activations in, their gradient out (none in an evaluation)."""
+        ...
+
     def backward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
-        """Gradient of the output in, gradient of the input out (none at the first stage)."""
+        """Gradient of the output in, gradient of the input out (none at the first stage).
+
+        A microbatch that comes a second time, after a crash elsewhere, is computed again and counted once.
+        """
+        ...
+
+    def start_mixing(self) -> None:
+        """Go back to this peer's own partial sums; called before each attempt to mix."""
         ...
 
     def outgoing(self, turn: int, me: PeerId, group: Sequence[PeerId]) -> Mapping[PeerId, Gradients]:
@@ -74,17 +90,19 @@ class BlankStage:
     """
 
     def __init__(self, config: ModelConfig, first: int, last: int, recipe: Recipe) -> None:
-        tokens = recipe.train.microbatch_size * recipe.model.context
         self.turns = 2
-        self.forward_flops = tokens * float(sum(config.layer_flops(recipe.model.context)[first:last]))
-        self.num_values = sum(config.layer_parameters()[first:last])
-        self._activation = [Blank(4 * tokens * config.width)]
+        self.forward_flops, self.loss_flops = stage_flops(config, first, last, recipe)
+        self.num_values = sum(config.layer_parameters()[index] for index in config.held(first, last))
+        self._activation = [Blank(hop_bytes(config, recipe))]
         self._embedding = [Blank(4 * config.vocab_size * config.width)]
-        self._is_first, self._is_last = first == 0, last == config.layer_count
+        self._is_first, self._is_last = first <= 0, last == config.layer_count
         self._losses: dict[int, float] = {}
 
-    def begin(self, step: int, num_microbatches: int, evaluate: bool) -> None:
-        self._losses = {}
+    def begin(self, step: int, num_microbatches: int, evaluate: bool, visitors: Sequence[int] | None = None) -> None:
+        self._losses, self._evaluate = {}, evaluate
+
+    def amend(self, visitors: Sequence[int]) -> None:
+        pass
 
     def forward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
         if self._is_last:
@@ -92,8 +110,15 @@ class BlankStage:
             return []
         return self._activation
 
+    def loss(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
+        self._losses[microbatch] = 0.0
+        return [] if self._evaluate else self._activation
+
     def backward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
         return [] if self._is_first else self._activation
+
+    def start_mixing(self) -> None:
+        pass
 
     def outgoing(self, turn: int, me: PeerId, group: Sequence[PeerId]) -> Mapping[PeerId, Gradients]:
         share = Blank(4 * self.num_values // len(group))
@@ -119,3 +144,17 @@ class BlankStage:
 
     def load(self, parts: Sequence[bytes], step: int) -> None:
         pass
+
+
+def hop_bytes(config: ModelConfig, recipe: Recipe) -> int:
+    """Bytes of one microbatch's activations in float32."""
+    return 4 * recipe.train.microbatch_size * recipe.model.context * config.width
+
+
+def stage_flops(config: ModelConfig, first: int, last: int, recipe: Recipe) -> tuple[float, float]:
+    """Floating-point operations of one microbatch: a stage's forward, and the whole loss where a ring's head is held.
+
+    Head forward, and both gradients of it: three times its forward.
+    """
+    tokens, flops = recipe.train.microbatch_size * recipe.model.context, config.layer_flops(recipe.model.context)
+    return tokens * float(sum(flops[max(first, 0) : last])), 3.0 * tokens * flops[-1] if first < 0 else 0.0

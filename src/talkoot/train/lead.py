@@ -20,7 +20,9 @@ from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
+from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
+from talkoot.train.compute import hop_bytes, stage_flops
 from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.messages import Assign, Contact, Cut, Give, Hello, Introduce, Ready
 from talkoot.train.peer import Job
@@ -120,8 +122,30 @@ class Lead:
         """Send to one peer under the current generation."""
         await self.world.send(peer, topic, facts, generation=self.generation, step=step)
 
-    async def gather(self, topic: str, peers: Iterable[PeerId], kind: type[A], step: int) -> dict[PeerId, A]:
+    def view(self, num_microbatches: int) -> View:
+        """What a planner is told about this step."""
+        recipe, config = self.recipe, self.job.config
+        return View(
+            seats=self.roster.seats(),
+            num_stages=self.num_stages,
+            num_microbatches=num_microbatches,
+            ring=recipe.swarm.layout == "ring",
+            step=self.step,
+            seed=recipe.seed,
+            visits=recipe.train.visits,
+            routes=recipe.routes,
+            homes=self.roster.home,
+            network=recipe.network,
+            hop_bytes=hop_bytes(config, recipe),
+            stage_s=[stage_flops(config, *cut, recipe)[0] / recipe.swarm.flops for cut in self.stages],
+        )
+
+    async def gather(
+        self, topic: str, peers: Iterable[PeerId], kind: type[A], step: int, *, any_number: bool = False
+    ) -> dict[PeerId, A]:
         """One answer of type ``kind`` on ``topic`` from each of ``peers``, of this generation and ``step``.
+
+        With ``any_number`` it returns with the first one.
 
         Raises:
             PeersLost: somebody went away meanwhile, or sent nonsense and was expelled.
@@ -138,6 +162,8 @@ class Lead:
                 except ValueError as problem:
                     self.expel(message.sender, f"its '{topic}' makes no sense: {problem}")
                 wanted.discard(message.sender)
+                if any_number:
+                    break
         return {peer: answers[peer] for peer in sorted(answers)}
 
     async def _next(self, topic: str, waiting_for: Iterable[str]) -> Message:
@@ -153,8 +179,7 @@ class Lead:
                 code=Exit.UNREACHABLE,
             ) from None
         if message.topic == LOST:
-            self._lose(message)
-            if self.roster.lost:
+            if self._lose(message):
                 raise PeersLost(self.roster.lost)
         elif message.topic == FAILED:
             self._fail(message)
@@ -196,16 +221,17 @@ class Lead:
             return  # a stranger's hello that makes no sense changes nothing
         self.record("peer.join", Joined(peer=message.sender, name=hello.name))
 
-    def _lose(self, message: Message) -> None:
-        """Take a loss notice; what it means is decided in :meth:`restore`."""
+    def _lose(self, message: Message) -> bool:
+        """Take a loss notice; whether a member is lost by it. What that means is decided elsewhere."""
         roster = self.roster
         stillborn = roster.stillborn(message.sender)
         if stillborn is not None:
             self._launch(stillborn)
         peer = roster.find(message.sender)
         if peer is None:
-            return  # known already: both its connection and its process report the same end
+            return False  # known already: both its connection and its process report the same end
         self._strike_off(peer, message.read(Lost).reason)
+        return True
 
     def _strike_off(self, peer: PeerId, reason: str) -> None:
         roster = self.roster
@@ -333,11 +359,7 @@ class Lead:
     def _recover(self) -> None:
         """Decide what the losses mean: replacements, and how far everybody goes back."""
         self.generation += 1
-        roster = self.roster
-        names, roster.lost = tuple(roster.lost), []
-        for name in names:
-            if self.recipe.swarm.respawn and name not in roster.launched:
-                self._launch(name)
+        roster, names = self.roster, self.replace_lost()
         before = self._recovering[1] if self._recovering is not None else ()
         if self._vacated:
             if self._recovering is not None:
@@ -349,6 +371,14 @@ class Lead:
         self._recovering = (rescue.rung, before + names)
         if loss.empty_stages or rescue.step < self.step:
             self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)
+
+    def replace_lost(self) -> tuple[str, ...]:
+        """Start replacements for whoever is lost (unless that is off); returns the names."""
+        names, self.roster.lost = tuple(self.roster.lost), []
+        for name in names:
+            if self.recipe.swarm.respawn and name not in self.roster.launched:
+                self._launch(name)
+        return names
 
     async def _seat(self, vacant: Sequence[tuple[PeerId, int]]) -> None:
         """Give each peer its stage's state, from a donor where one holds it, else from the snapshot."""

@@ -18,7 +18,8 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan import StepPlan, planners, validate
 from talkoot.train.lead import Lead, PeersLost
-from talkoot.train.messages import Begin, Commit, Item, Prepared
+from talkoot.train.mend import Situation, mend, outstanding, repairs, share_of
+from talkoot.train.messages import Commit, Prepared
 from talkoot.train.records import Committed, Evaluated
 from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
@@ -72,7 +73,7 @@ async def run_steps(lead: Lead) -> None:
             if done:
                 return
             plan = begin(lead)
-            prepared = await compute(lead, plan, step)
+            plan, prepared = await compute(lead, plan, step)
             await commit(lead, plan, prepared, step)
         except PeersLost:
             continue  # nothing was applied: restore the swarm and do the step again
@@ -84,33 +85,35 @@ def _due(step: int, every: int) -> bool:
 
 def begin(lead: Lead) -> StepPlan:
     """Propose the step: a path for each microbatch through the peers that are present."""
-    recipe, seats, stages = lead.recipe, lead.roster.seats(), lead.num_stages
-    plan = planners[recipe.train.planner](seats, stages, recipe.train.microbatches)
-    validate(plan, seats, stages, recipe.train.microbatches)
+    train = lead.recipe.train
+    whole = train.full_every > 0 and (lead.step + 1) % train.full_every == 0
+    view = lead.view(train.microbatches)
+    plan = planners["straight" if whole else train.planner](view)
+    validate(plan, view)
     return plan
 
 
-async def compute(lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False) -> Mapping[PeerId, Prepared]:
-    """Send each peer its share and wait until all have mixed gradients ready."""
-    neighbours: dict[str, list[Item]] = {}
-    for path in plan.paths:
-        peers = [hop.peer for hop in path.hops]
-        for source, peer, target in zip([None, *peers], peers, [*peers[1:], None], strict=False):
-            neighbours.setdefault(peer, []).append(Item(path.microbatch, source, target))
+async def compute(
+    lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False
+) -> tuple[StepPlan, Mapping[PeerId, Prepared]]:
+    """Send each peer its share and wait until all have mixed gradients ready; returns the paths as they were at last.
+
+    Raises:
+        PeersLost: the step cannot be saved and has to be done again.
+    """
+    repair = None if evaluate else repairs[lead.recipe.train.repair]
+    situation = Situation(plan)
     for peer, stage in lead.roster.seated():
-        order = plan.orders.get(peer, ())
-        tie_to, tie_from = lead.roster.tie(peer, stage) if lead.job.config.tied else ((), None)
-        share = Begin(
-            num_microbatches=len(plan.paths),
-            items=tuple(neighbours.get(peer, ())),
-            order=tuple(work for work in order if work.phase == "forward") if evaluate else order,
-            group=lead.roster.holders(stage),
-            tie_to=tie_to,
-            tie_from=tie_from,
-            evaluate=evaluate,
-        )
-        await lead.tell(peer, "begin", share, step)
-    return await lead.gather("prepared", [peer for peer, _ in lead.roster.seated()], Prepared, step)
+        await lead.tell(peer, "begin", share_of(lead, situation, peer, stage, evaluate=evaluate), step)
+    answers: dict[PeerId, Prepared] = {}
+    while waiting := outstanding(lead, situation, answers):
+        try:
+            answers |= await lead.gather("prepared", waiting, Prepared, step, any_number=True)
+        except PeersLost:
+            if repair is None:
+                raise
+            situation = await mend(lead, situation, repair, step)
+    return situation.plan, {peer: answers[peer] for peer in sorted(answers) if peer in lead.roster.members}
 
 
 async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared], step: int) -> None:
@@ -121,10 +124,12 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
     rate = learning_rate(recipe, step)
     shares = {peer: (stage, plan.share_of(peer)) for peer, stage in lead.roster.seated()}
     parents = [lead.accept_work(peer, answer.receipt, step, shares[peer]) for peer, answer in prepared.items()]
+    paths = sorted(plan.paths, key=lambda path: path.microbatch)
     facts = Committed(
         loss=mean_loss(lead, losses, step),
         losses=tuple(losses),
-        paths=tuple(tuple(lead.roster.name_of(hop.peer) for hop in path.hops) for path in plan.paths),
+        paths=tuple(tuple(lead.roster.name_of(hop.peer) for hop in path.hops) for path in paths),
+        stages=tuple(tuple(hop.stage for hop in path.hops) for path in paths) if plan.ring else (),
         tokens=len(losses) * recipe.microbatch_size * lead.recipe.model.context,
         learning_rate=rate,
         gradient_norm=norm,
@@ -140,8 +145,7 @@ async def evaluate(lead: Lead, step: int) -> None:
     count = lead.held_out_batches
     if count == 0:
         return
-    plan = planners["straight"](lead.roster.seats(), lead.num_stages, count)
-    prepared = await compute(lead, plan, step, evaluate=True)
+    plan, prepared = await compute(lead, planners["straight"](lead.view(count)), step, evaluate=True)
     losses = collect_losses(lead, plan, prepared, step)
     tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
     lead.record("train.evaluate", Evaluated(loss=mean_loss(lead, losses, step), tokens=tokens), step=step)
@@ -152,7 +156,7 @@ def collect_losses(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepare
     """The loss of each microbatch in order, from the peer at the end of its path, finite."""
     losses: list[float] = []
     for path in sorted(plan.paths, key=lambda path: path.microbatch):
-        peer = path.hops[-1].peer
+        peer = path.hops[0 if plan.ring else -1].peer
         loss = dict(prepared[peer].losses).get(path.microbatch)
         if loss is None:
             lead.expel(peer, f"it reported no loss for microbatch {path.microbatch} of step {step}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from talkoot.core.receipt import Signed
-from talkoot.plan.steps import Work
+from talkoot.plan.steps import Phase, Work
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -62,11 +62,38 @@ class Give(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
-    """A microbatch as one peer sees it: from whom its activation comes and to whom it goes next."""
+    """A microbatch as one peer of its path sees it.
+
+    Attributes:
+        position, length: which visit of the path this is, from 0, and which the last one is.
+        source, target: whom the activation comes from and goes to. In a ring the last relay's target is the origin,
+            and the origin's source is the last relay.
+        after: the microbatch that must be back here before this one leaves.
+    """
 
     microbatch: int
+    position: int
+    length: int
     source: str | None
     target: str | None
+    after: int | None = None
+
+
+class Mix(msgspec.Struct, frozen=True, kw_only=True):
+    """With whom a stage's peers agree on its gradient.
+
+    Attributes:
+        attempt: counts up whenever any of this changes within a step; the mixing then starts again.
+        group: the peers that hold the stage, in an order all of them agree on.
+        visitors: the microbatches that visit the stage; its gradient is the mean over them.
+        tie_to, tie_from: partners that share a tied embedding across a line's ends.
+    """
+
+    group: tuple[str, ...]
+    visitors: tuple[int, ...]
+    attempt: int = 0
+    tie_to: tuple[str, ...] = ()
+    tie_from: str | None = None
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,32 +101,69 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_microbatches: of the whole step.
-        items, order: this peer's share of the paths and its order of work.
-        group: the peers that hold the same stage, in an order all of them agree on.
-        tie_to, tie_from: partners that share a tied embedding across the pipeline's ends.
+        items, order: this peer's share of the paths and its order of work; without one it takes what is ready.
+        mix: how the stage's gradient is agreed on.
+        ring, slots: the layout, and how many microbatches the peer may hold (0 = any number).
         evaluate: forward only, on held-out batches.
     """
 
     num_microbatches: int
     items: tuple[Item, ...]
     order: tuple[Work, ...]
-    group: tuple[str, ...]
-    tie_to: tuple[str, ...] = ()
-    tie_from: str | None = None
+    mix: Mix
+    ring: bool = False
+    slots: int = 0
     evaluate: bool = False
+
+
+class Census(msgspec.Struct, frozen=True):
+    """Lead to peer, ``census``: peers are lost within a step; say what you have done, and hear them no more."""
+
+    lost: tuple[str, ...]
+    count: int
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """Peer to lead, ``standing/COUNT``: what I have done in this step, as (phase, microbatch).
+
+    ``arrived``: microbatches whose forward (at their origin: loss) is still to be done, and whose input is here.
+    """
+
+    done: tuple[tuple[Phase, int], ...]
+    arrived: tuple[int, ...]
+
+
+class Amend(msgspec.Struct, frozen=True, kw_only=True):
+    """Lead to peer, ``amend``: the paths have changed; go on with these items and this mixing.
+
+    ``redo``: microbatches that start again from their origin.
+    """
+
+    items: tuple[Item, ...]
+    mix: Mix
+    redo: tuple[int, ...] = ()
+
+
+class Carry(msgspec.Struct, frozen=True, array_like=True):
+    """Peer to peer, ``hop/...``: the frames are the input of your work of this phase on this microbatch."""
+
+    phase: Phase
+    microbatch: int
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """Peer to lead, ``prepared``: my gradients are final and I can apply them.
 
     Attributes:
-        losses: (microbatch, loss in nats per token) pairs, from the last stage.
+        losses: (microbatch, loss in nats per token) pairs, from whoever computed losses.
         norms: squared norm of each tensor's gradient, in canonical order.
+        attempt: of the mixing that this follows.
         receipt: the peer's signed statement about its work.
     """
 
     losses: tuple[tuple[int, float], ...]
     norms: tuple[float, ...]
+    attempt: int = 0
     receipt: Signed | None = None
 
 

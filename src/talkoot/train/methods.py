@@ -7,6 +7,7 @@ from typing import Any
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.registry import Registry
 from talkoot.plan import planners
+from talkoot.plan.repair import repairs
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.recipe import Recipe
 from talkoot.train.recovery import rungs
@@ -24,6 +25,7 @@ def check_methods(recipe: Recipe) -> None:
     _check("mixing", mixing_rules, train.mixing)
     _check("schedule", schedules, train.schedule)
     _check("recovery", rungs, *train.recovery)
+    _check("repair", repairs, train.repair)
 
 
 def _check(key: str, registry: Registry[Any], *names: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -15,19 +16,25 @@ from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.ids import PeerId, digest
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.model.config import ModelConfig
+from talkoot.plan.steps import Work
 from talkoot.train.compute import BlankStage, StageCompute
+from talkoot.train.desk import Desk, Parcel
 from talkoot.train.messages import (
+    Amend,
     Assign,
     Begin,
+    Carry,
+    Census,
     Commit,
     Cut,
     Give,
     Hello,
     Introduce,
-    Item,
+    Mix,
     Prepared,
     Ready,
     Saved,
+    Standing,
 )
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Worked
@@ -50,6 +57,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     config: ModelConfig
     tokens: str | None = None
     tokens_digest: str = ""
+
+
+class _Amended(Exception):
+    """The paths changed while gradients were being mixed."""
 
 
 class Partials(msgspec.Struct, frozen=True):
@@ -89,6 +100,9 @@ class Peer:
         self.stage: StageCompute | None = None
         self.index = 0
         self.generation = 0
+        self.desk = Desk(world.me, ())
+        self.mix = Mix(group=(), visitors=())
+        self.prepared = -1  # the mixing attempt that the lead was told of
         self.running: asyncio.Task[None] | None = None
         self.sent_bytes = 0
         self.busy_s = 0.0
@@ -167,8 +181,7 @@ class Peer:
         await self._tell("saved", Saved(blob=name, size=len(state), tensors=tensors), step)
 
     async def _commit(self, commit: Commit, step: int) -> None:
-        if self.running is not None:
-            await self.running
+        await self._cancel()  # it only waits for news by now: the lead has everybody's word that all is prepared
         await self.world.reached(step, "commit")
         stage = self._held()
         await self.world.compute(lambda: stage.apply(commit.learning_rate, commit.scale), 12.0 * stage.num_values)
@@ -179,54 +192,100 @@ class Peer:
         return self.stage
 
     async def _compute(self, begin: Begin, step: int) -> None:
-        """One step up to "prepared": every microbatch in order, then mixing."""
+        """One step up to "prepared", and on from there as often as a crash elsewhere changes the paths."""
         world, stage = self.world, self._held()
         started, self.busy_s, self.sent_bytes = world.now(), 0.0, 0
+        world.discard(lambda message: message.step < step and message.topic.startswith(("hop/", "mix/", "tie/")))
         await world.reached(step, "begin")
-        stage.begin(step, begin.num_microbatches, begin.evaluate)
-        items = {item.microbatch: item for item in begin.items}
-        for work in begin.order:
-            if work.phase == "forward":
-                await self._forward(stage, items[work.microbatch], step)
-            else:
-                await self._backward(stage, items[work.microbatch], step)
-            await world.reached(step, work.phase)
-        if not begin.evaluate:
-            await self._mix(stage, begin, step)
-        await world.reached(step, "prepare")
-        losses, norms = stage.finish()
-        receipt = None if begin.evaluate else self._receipt(items, losses, norms, step, started)
-        await self._tell("prepared", Prepared(losses=tuple(sorted(losses.items())), norms=norms, receipt=receipt), step)
+        stage.begin(step, begin.num_microbatches, begin.evaluate, begin.mix.visitors)
+        self.desk = Desk(
+            world.me, begin.items, begin.order, ring=begin.ring, slots=begin.slots, forward_only=begin.evaluate
+        )
+        self.mix, self.prepared = begin.mix, -1
+        while True:
+            with suppress(_Amended):
+                await self._turn(stage, step, started)
 
-    async def _forward(self, stage: StageCompute, item: Item, step: int) -> None:
-        microbatch = item.microbatch
-        frames: Sequence[Frame] = ()
-        if item.source is not None:
-            frames = (await self._from(item.source, self._topic("forward", step, microbatch))).frames
-        outgoing = await self._work(lambda: stage.forward(microbatch, frames), stage.forward_flops)
-        if item.target is not None:
-            await self._pass("forward", item.target, step, microbatch, self.index + 1, outgoing)
+    async def _turn(self, stage: StageCompute, step: int, started: float) -> None:
+        """Hear what has arrived; then do one piece of work, or mix, or wait."""
+        while self.world.pending(*self._topics(step)):
+            await self._hear(step)
+        desk = self.desk
+        work = desk.next()
+        if work is not None:
+            await self._do(stage, work, step)
+        elif desk.finished and self.prepared != self.mix.attempt:
+            if not desk.forward_only:
+                await self._mix(stage, step)
+            await self.world.reached(step, "prepare")
+            self.prepared = self.mix.attempt
+            await self._tell_prepared(stage, step, started)
+        else:
+            await self._hear(step)
 
-    async def _backward(self, stage: StageCompute, item: Item, step: int) -> None:
-        microbatch = item.microbatch
-        frames: Sequence[Frame] = ()
-        if item.target is not None:
-            frames = (await self._from(item.target, self._topic("backward", step, microbatch))).frames
-        outgoing = await self._work(lambda: stage.backward(microbatch, frames), 2 * stage.forward_flops)
-        if item.source is not None:
-            await self._pass("backward", item.source, step, microbatch, self.index - 1, outgoing)
+    async def _do(self, stage: StageCompute, work: Work, step: int) -> None:
+        m, frames = work.microbatch, self.desk.inputs(work)
+        match work.phase:
+            case "forward":
+                output = await self._work(lambda: stage.forward(m, frames), stage.forward_flops)
+            case "loss":
+                output = await self._work(lambda: stage.loss(m, frames), stage.loss_flops)
+            case "backward":
+                output = await self._work(lambda: stage.backward(m, frames), 2 * stage.forward_flops)
+        parcel = self.desk.finish(work, output)
+        if parcel is not None:
+            await self._deliver(parcel, step)
+        await self.world.reached(step, work.phase)
+
+    async def _deliver(self, parcel: Parcel, step: int) -> None:
+        to, phase, microbatch, frames = parcel
+        if to == self.world.me:
+            self.desk.arrive(to, phase, microbatch, frames)
+        else:
+            await self._send(PeerId(to), self._hop_topic(step), Carry(phase, microbatch), frames, step)
+
+    # -- listening during a step -----------------------------------------------------------------------------
+
+    def _hop_topic(self, step: int) -> str:
+        return f"hop/{self.generation}/{step}{'/evaluate' if self.desk.forward_only else ''}"
+
+    def _topics(self, step: int) -> tuple[str, ...]:
+        return self._hop_topic(step), "census", "amend"
+
+    async def _hear(self, step: int, *topics: str) -> Message | None:
+        """Take one message; those that every step has are dealt with here, one on ``topics`` is returned.
+
+        Raises:
+            _Amended: the mixing has to start again.
+        """
+        message = await self.world.receive(*topics, *self._topics(step))
+        current = message.sender == self.lead and (message.generation, message.step) == (self.generation, step)
+        if message.topic == self._hop_topic(step):
+            carry = message.read(Carry)
+            self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames)
+        elif message.topic in topics:
+            return message
+        elif message.topic == "census" and current:
+            census = message.read(Census)
+            done, arrived = self.desk.take_stock(census.lost)
+            await self._tell(f"standing/{census.count}", Standing(done=done, arrived=arrived), step)
+        elif message.topic == "amend" and current:
+            await self._amend(message.read(Amend), step)
+        return None
+
+    async def _amend(self, amend: Amend, step: int) -> None:
+        for parcel in self.desk.amend(amend.items, frozenset(amend.redo)):
+            await self._deliver(parcel, step)
+        if amend.mix.attempt != self.mix.attempt:
+            self.mix = amend.mix
+            self._held().amend(amend.mix.visitors)
+            raise _Amended
 
     async def _from(self, sender: str, topic: str) -> Message:
         """The next message on ``topic`` from that very peer; anybody else's is dropped."""
         while (message := await self.world.receive(topic)).sender != sender:
             pass
         return message
-
-    def _topic(self, phase: str, step: int, microbatch: int, stage: int | None = None) -> str:
-        return f"{phase}/{self.generation}/{step}/{microbatch}/{self.index if stage is None else stage}"
-
-    async def _pass(self, phase: str, to: str, step: int, microbatch: int, stage: int, frames: Sequence[Frame]) -> None:
-        await self._send(PeerId(to), self._topic(phase, step, microbatch, stage), None, frames, step)
 
     async def _work(self, work, flops: float):
         """Compute, and keep account of the time it took: virtual in a simulation, processor time for real."""
@@ -236,30 +295,40 @@ class Peer:
         self.busy_s += after - before
         return result
 
-    async def _mix(self, stage: StageCompute, begin: Begin, step: int) -> None:
-        me, group = self.world.me, [PeerId(peer) for peer in begin.group]
+    async def _mix(self, stage: StageCompute, step: int) -> None:
+        mix, me = self.mix, self.world.me
+        group = [PeerId(peer) for peer in mix.group]
         await self.world.reached(step, "mix")
+        stage.start_mixing()
         if len(group) > 1:
             for turn in range(stage.turns):
-                topic = f"mix/{self.generation}/{step}/{turn}"
+                topic = f"mix/{self.generation}/{step}/{mix.attempt}/{turn}"
                 for peer, parts in stage.outgoing(turn, me, group).items():
                     nodes = tuple(node for node, _ in parts)
                     await self._send(peer, topic, Partials(nodes), [frame for _, frame in parts], step)
                 received = {}
                 while len(received) < len(group) - 1:
-                    message = await self.world.receive(topic)
-                    if message.sender in group:
+                    message = await self._hear(step, topic)
+                    if message is not None and message.sender in group:
                         received[message.sender] = _partials(message)
                 stage.merge(turn, me, group, received)
-        if begin.tie_from is not None:
-            topic = f"tie/{self.generation}/{step}"
-            for peer in begin.tie_to:
+        if mix.tie_from is not None:
+            topic = f"tie/{self.generation}/{step}/{mix.attempt}"
+            for peer in mix.tie_to:
                 await self._send(PeerId(peer), topic, None, stage.tied_gradient(), step)
-            stage.merge_tied((await self._from(begin.tie_from, topic)).frames)
+            while (message := await self._hear(step, topic)) is None or message.sender != mix.tie_from:
+                pass
+            stage.merge_tied(message.frames)
+
+    async def _tell_prepared(self, stage: StageCompute, step: int, started: float) -> None:
+        losses, norms = stage.finish()
+        losses = {m: loss for m, loss in losses.items() if m in self.desk.items}
+        receipt = None if self.desk.forward_only else self._receipt(losses, norms, step, started)
+        facts = Prepared(losses=tuple(sorted(losses.items())), norms=norms, attempt=self.mix.attempt, receipt=receipt)
+        await self._tell("prepared", facts, step)
 
     def _receipt(
         self,
-        items: dict[int, Item],
         losses: dict[int, float],
         norms: tuple[float, ...],
         step: int,
@@ -267,7 +336,12 @@ class Peer:
     ) -> Signed:
         world = self.world
         facts = Worked(
-            stage=self.index, microbatches=tuple(sorted(items)), sent_bytes=self.sent_bytes, busy_s=self.busy_s
+            stage=self.index,
+            microbatches=tuple(sorted(self.desk.items)),
+            sent_bytes=self.sent_bytes,
+            busy_s=self.busy_s,
+            forwards=self.desk.counts["forward"],
+            backwards=self.desk.counts["backward"],
         )
         # The squared norms, all bits of them, are a cheap fingerprint of the gradient that this peer vouches for.
         fingerprint = msgspec.msgpack.encode((sorted(losses.items()), norms))

@@ -108,5 +108,13 @@ def model_config(recipe: Recipe, tokenizer: Tokenizer | None = None, vocab_size:
 
 
 def cut_stages(config: ModelConfig, recipe: Recipe) -> list[tuple[int, int]]:
-    """Which layers each stage holds, balanced by floating-point operations."""
-    return cut_layers(config.layer_flops(recipe.model.context), recipe.swarm.stages)
+    """Which layers each stage holds, balanced by floating-point operations.
+
+    In a ring the first stage begins with the head, at -1 (see :meth:`ModelConfig.held`); it and the embedding stay
+    together.
+    """
+    flops = config.layer_flops(recipe.model.context)
+    if recipe.swarm.layout == "line":
+        return cut_layers(flops, recipe.swarm.num_stages)
+    ends = cut_layers([flops[-1] + flops[0], *flops[1:-1]], recipe.swarm.num_stages)
+    return [(-1, ends[0][1]), *ends[1:]]

@@ -12,8 +12,10 @@ import msgspec
 
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_plain
+from talkoot.plan.steps import Route
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
+from talkoot.world.sim.simulation import PEER_FLOPS
 
 UNUSABLE = "the recipe cannot be used"
 
@@ -69,6 +71,9 @@ class Train(_Section, frozen=True, kw_only=True):
         weight_decay, beta1, beta2, epsilon: AdamW's; decay applies to matrices only.
         clip: limit of the global gradient norm; 0 = none.
         planner, mixing, recovery: methods by name; recovery rungs in the order in which they are tried.
+        visits, full_every: in a ring, stages that a microbatch visits (0 = all), and every how many steps one is
+            done with all stages (0 = never).
+        repair: what happens to microbatches on the way when a peer is lost within a step, by name.
         checkpoint_every, keep_checkpoints: in steps; 0 = only at the end.
         evaluate_every, evaluate_batches: held-out evaluation; 0 = only at the end.
         patience_s: seconds without any progress after which the run stops with a diagnosis.
@@ -90,6 +95,9 @@ class Train(_Section, frozen=True, kw_only=True):
     planner: str = "straight"
     mixing: str = "average"
     recovery: tuple[str, ...] = ("replica", "checkpoint")
+    visits: int = 0
+    full_every: int = 0
+    repair: str = "repair"
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     evaluate_every: int = 100
@@ -102,7 +110,12 @@ class Swarm(_Section, frozen=True, kw_only=True):
 
     Attributes:
         stages, replicas: the pipeline's length and the number of peers that hold each stage.
-        speeds: relative compute speed per peer, stage by stage; missing ones are 1.
+        layout: ``line``: the last stage computes the loss; ``ring``: the first one, to which every path returns.
+        groups: peers of each stage, where stages have unlike numbers of them; it replaces stages and replicas.
+        names, speeds, slots: per peer, stage by stage; names are trees where none are given, missing speeds are 1,
+            and slots are the microbatches that every peer can hold at once in a ring (0 = any number).
+        flops: floating-point operations per second of a peer of speed 1 in the simulated world.
+        emulate: in the real world, delay messages like the network section's links and computations like ``flops``.
         respawn: start a replacement when a peer is lost.
         threads: torch threads per peer.
         host: address that peers listen on; anything but loopback is encrypted.
@@ -110,7 +123,13 @@ class Swarm(_Section, frozen=True, kw_only=True):
 
     stages: int = 2
     replicas: int = 2
+    layout: Literal["line", "ring"] = "line"
+    groups: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
+    slots: int = 0
+    flops: float = PEER_FLOPS
+    emulate: bool = False
     respawn: bool = True
     threads: int = 1
     host: str = "127.0.0.1"
@@ -118,6 +137,23 @@ class Swarm(_Section, frozen=True, kw_only=True):
     def speed(self, index: int) -> float:
         """Speed of the peer with that index."""
         return self.speeds[index] if index < len(self.speeds) else 1.0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of peers of each stage."""
+        return self.groups or (self.replicas,) * self.stages
+
+    @property
+    def num_stages(self) -> int:
+        """The pipeline's length."""
+        return len(self.sizes)
+
+    @property
+    def peers(self) -> dict[str, int]:
+        """Every peer's name and stage, stage by stage."""
+        stages = [stage for stage, size in enumerate(self.sizes) for _ in range(size)]
+        names = self.names or tuple(peer_names(len(stages)))
+        return dict(zip(names, stages, strict=False))
 
 
 class Recipe(_Section, frozen=True, kw_only=True):
@@ -130,6 +166,7 @@ class Recipe(_Section, frozen=True, kw_only=True):
     train: Train = Train()
     swarm: Swarm = Swarm()
     network: Network = Network()
+    routes: tuple[Route, ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,11 +188,12 @@ class Recipe(_Section, frozen=True, kw_only=True):
         for key, value, fits, rule in _ranges(self):
             if not fits:  # NaN fits nowhere
                 raise _bad(key, f"it is {value}, it must be {rule}")
-        if swarm.replicas > train.microbatches:
-            raise _bad("swarm.replicas", f"{swarm.replicas} replicas share {train.microbatches} microbatches")
+        if max(swarm.sizes) > train.microbatches and swarm.layout == "line":
+            raise _bad("swarm.replicas", f"{max(swarm.sizes)} replicas share {train.microbatches} microbatches")
+        _check_swarm(self)
         if any(not 0 < speed <= 1 for speed in swarm.speeds):
             raise _bad("swarm.speeds", f"{list(swarm.speeds)}: each speed is in (0, 1], 1 = unhindered")
-        known = set(peer_names(swarm.stages * swarm.replicas))
+        known = set(swarm.peers)
         for fault in self.faults:
             if fault.peer not in known:
                 raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
@@ -166,6 +204,32 @@ class Recipe(_Section, frozen=True, kw_only=True):
         kind, _, index = self.model.device.partition(":")
         if kind not in DEVICES or (index and not index.isdigit()):
             raise _bad("model.device", f"there is no device {self.model.device!r}; {nearest(kind, DEVICES)}")
+
+
+def _check_swarm(recipe: Recipe) -> None:
+    """Refuse layouts and routes that do not fit together."""
+    swarm, train = recipe.swarm, recipe.train
+    count = sum(swarm.sizes)
+    if any(size < 1 for size in swarm.sizes):
+        raise _bad("swarm.groups", f"{list(swarm.groups)}: every stage needs a peer")
+    if swarm.names and (len(set(swarm.names)) != count or len(swarm.names) != count):
+        raise _bad("swarm.names", f"{len(set(swarm.names))} different names for {count} peers")
+    if any(not name or name != "".join(name.split()) or "->" in name or name == "lead" for name in swarm.names):
+        raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" is taken')
+    if swarm.layout == "line" and (train.visits not in (0, swarm.num_stages) or recipe.routes):
+        raise _bad("train.visits", "only in a ring can stages be skipped", 'set swarm.layout = "ring"')
+    if train.visits > swarm.num_stages or train.visits < 0:
+        raise _bad("train.visits", f"{train.visits} of {swarm.num_stages} stages cannot be visited")
+    for index, route in enumerate(recipe.routes):
+        stages = [swarm.peers.get(name) for name in route.peers]
+        if None in stages:
+            strange = route.peers[stages.index(None)]
+            raise _bad(f"routes[{index}]", f"there is no peer {strange!r}; {nearest(strange, swarm.peers)}")
+        if stages[:1] != [0] or len(set(stages)) != len(stages) or route.count < 0:
+            raise _bad(f"routes[{index}]", f"it visits stages {stages}: the first once, then distinct others")
+    total = sum(route.count for route in recipe.routes)
+    if recipe.routes and total != train.microbatches:
+        raise _bad("routes", f"they carry {total} microbatches, train.microbatches is {train.microbatches}")
 
 
 def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
@@ -181,6 +245,11 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for name in ("beta1", "beta2"):
         value = getattr(train, name)
         yield f"train.{name}", value, 0 <= value < 1, "in [0, 1)"
+    for name in ("visits", "full_every"):
+        value = getattr(train, name)
+        yield f"train.{name}", value, value >= 0, "at least 0"
+    yield "swarm.slots", recipe.swarm.slots, recipe.swarm.slots >= 0, "at least 0"
+    yield "swarm.flops", recipe.swarm.flops, 0 < recipe.swarm.flops < math.inf, "above 0"
     yield "train.decay", train.decay, 0 <= train.decay <= 1, "a share of the steps, in [0, 1]"
     for name in ("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"):
         value = getattr(train, name)
@@ -188,7 +257,7 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-PHASES = ("begin", "forward", "backward", "mix", "prepare", "commit")
+PHASES = ("begin", "forward", "loss", "backward", "mix", "prepare", "commit")
 TREES = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "gum", "hazel", "ivy", "juniper", "kauri", "larch")
 
 

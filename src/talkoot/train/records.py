@@ -79,24 +79,32 @@ class Gone(Facts, frozen=True, kw_only=True):
 
 
 class Worked(Facts, frozen=True, kw_only=True):
-    """``train.step``: a peer's own account of its part of a step."""
+    """``train.step``: a peer's own account of its part of a step.
+
+    ``forwards``, ``backwards``: how often it did each; more than its microbatches = work done twice after a crash.
+    """
 
     stage: int
     microbatches: tuple[int, ...]
     sent_bytes: int
     busy_s: float
+    forwards: int = 0
+    backwards: int = 0
 
 
 class Committed(Facts, frozen=True, kw_only=True):
     """``train.commit``: a step was applied by everybody.
 
     Attributes:
-        losses: by microbatch, nats per token; ``paths`` the stages' peers (by name) for each microbatch.
+        losses: by microbatch, nats per token.
+        paths, stages: the peers (by name) that each microbatch visited, and the stages that they served; ``stages``
+            is left out where each microbatch visited all in order.
     """
 
     loss: float
     losses: tuple[float, ...]
     paths: tuple[tuple[str, ...], ...]
+    stages: tuple[tuple[int, ...], ...] = ()
     tokens: int
     learning_rate: float
     gradient_norm: float
@@ -129,6 +137,22 @@ class Recovered(Facts, frozen=True, kw_only=True):
     rung: str
     lost: tuple[str, ...]
     pause_s: float
+
+
+class Mended(Facts, frozen=True, kw_only=True):
+    """``train.mend``: peers were lost within a step, and the step went on around the holes.
+
+    Attributes:
+        lost: names.
+        repaired, skipped, restarted: visits taken over by another peer, left out, or whose microbatch began again.
+        repeated: forwards that had been done already and are done again for it.
+    """
+
+    lost: tuple[str, ...]
+    repaired: int
+    skipped: int
+    restarted: int
+    repeated: int
 
 
 class RunState(msgspec.Struct, frozen=True):

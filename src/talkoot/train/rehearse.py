@@ -16,7 +16,7 @@ from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
 from talkoot.world.api import Host
-from talkoot.world.sim.simulation import PEER_FLOPS, Simulation
+from talkoot.world.sim.simulation import Simulation
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,14 +38,10 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: dict[str, int]
 
 
-def rehearse(recipe: Recipe, config: ModelConfig, peer_flops: float = PEER_FLOPS) -> Rehearsal:
-    """Run ``recipe`` on the model shape ``config`` without computing anything.
-
-    Args:
-        peer_flops: what a peer of speed 1 does per second.
-    """
+def rehearse(recipe: Recipe, config: ModelConfig) -> Rehearsal:
+    """Run ``recipe`` on the model shape ``config`` without computing anything."""
     check_methods(recipe)
-    simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=peer_flops)
+    simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops)
     commits: list[float] = []
 
     async def main(world: Host) -> tuple[Result, Lead, float]:

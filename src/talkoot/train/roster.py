@@ -9,7 +9,7 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Seat
-from talkoot.train.recipe import Swarm, peer_names
+from talkoot.train.recipe import Swarm
 
 MAX_RESPAWNS = 20  # of one name without any work between: a machine that cannot work, not bad luck
 
@@ -38,10 +38,9 @@ class Roster:
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-        self.num_stages = swarm.stages
-        names = peer_names(swarm.stages * swarm.replicas)
-        self.home = {name: index // swarm.replicas for index, name in enumerate(names)}
-        self._speeds = {name: swarm.speed(index) for index, name in enumerate(names)}
+        self.num_stages = swarm.num_stages
+        self.home = dict(swarm.peers)
+        self._speeds = {name: swarm.speed(index) for index, name in enumerate(self.home)}
         self.members: dict[PeerId, Member] = {}
         self.launched: dict[str, str] = {}
         self.awaited: dict[str, PeerId] = {}
@@ -127,7 +126,8 @@ class Roster:
 
     def seats(self) -> list[Seat]:
         """What a planner sees."""
-        return [Seat(peer, stage, self.speed(self.name_of(peer))) for peer, stage in self.seated()]
+        slots, names = self._swarm.slots, {peer: self.name_of(peer) for peer, _ in self.seated()}
+        return [Seat(peer, stage, self.speed(names[peer]), names[peer], slots) for peer, stage in self.seated()]
 
     def missing(self) -> tuple[set[str], list[int]]:
         """What hinders work: names still to come for stages that nobody holds, and such stages without a name."""
@@ -144,8 +144,8 @@ class Roster:
 
     def tie(self, peer: PeerId, stage: int) -> tuple[tuple[PeerId, ...], PeerId | None]:
         """Partners at the pipeline's other end, for a tied embedding: (send to, receive from)."""
-        if self.num_stages == 1 or stage not in (0, self.num_stages - 1):
-            return (), None
+        if self._swarm.layout == "ring" or self.num_stages == 1 or stage not in (0, self.num_stages - 1):
+            return (), None  # one peer holds both, or neither
         mine, theirs = self.holders(stage), self.holders(self.num_stages - 1 - stage)
         index = mine.index(peer)
         to = tuple(other for i, other in enumerate(theirs) if i % len(mine) == index)

@@ -102,7 +102,7 @@ def run_simulated(
     with _open(recipe, folder, "simulated") as (log, job, held_out, tokenizer):
         if (state := finished(log, recipe.train.steps)) is not None:
             return _as_it_was(state)
-        simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder)
+        simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=recipe.swarm.flops)
         threads = torch.get_num_threads()
 
         async def main(world: Host) -> Result:

@@ -16,7 +16,7 @@ from talkoot.data import Windows
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.huggingface import load_stage
 from talkoot.model.stage import Stage
-from talkoot.train.compute import Gradients
+from talkoot.train.compute import Gradients, stage_flops
 from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.mixing.rule import add
@@ -66,10 +66,12 @@ class TensorStage:
             self.stage.compile()
         self._tensors = self.stage.tensors()
         self._parameters = list(self._tensors.values())
-        self._is_first, self._is_last = first == 0, last == config.layer_count
+        self._ring, self._is_first = first < 0, first <= 0
+        self._is_last = last == config.layer_count  # of a line: it computes the loss as part of its forward
+        self._body = [index for index in config.held(first, last) if not (self._ring and index == config.layers + 1)]
+        self._num_head = len(list(self.stage.layers[0].parameters())) if self._ring else 0  # they come first
         self._windows, self._train = windows, train
-        tokens = train.microbatch_size * model.context
-        self.forward_flops = tokens * float(sum(config.layer_flops(model.context)[first:last]))
+        self.forward_flops, self.loss_flops = stage_flops(config, first, last, recipe)
         self.num_values = sum(parameter.numel() for parameter in self._parameters)
         self._shape = (train.microbatch_size, model.context, config.width)
         ties = tied_names(config)
@@ -94,12 +96,24 @@ class TensorStage:
             fused=self._fused,
         )
 
-    def begin(self, step: int, num_microbatches: int, evaluate: bool) -> None:
+    def begin(self, step: int, num_microbatches: int, evaluate: bool, visitors: Sequence[int] | None = None) -> None:
         self._step, self._count, self._evaluate = step, num_microbatches, evaluate
         self._live: dict[int, tuple[Tensor, Tensor]] = {}  # microbatch -> (input, output) awaiting backward
+        self._heads: dict[int, Tensor] = {}  # microbatch -> the head's gradient, until the backward joins it
         self._losses: dict[int, Tensor] = {}
-        self._sum: TreeSum[Tensor] = TreeSum(num_microbatches, add)
-        self._gradient: Tensor | None = None
+        self._own: TreeSum[Tensor] = TreeSum(num_microbatches, add)  # what was computed here
+        self._counted: set[int] = set()
+        self.amend(range(num_microbatches) if visitors is None else visitors)
+        self.start_mixing()
+
+    def amend(self, visitors: Sequence[int]) -> None:
+        absent = frozenset(range(self._count)).difference(visitors)
+        parts, self._own = list(self._own), TreeSum(self._count, add, absent)
+        for node, value in parts:
+            self._own.insert(node, value)
+
+    def start_mixing(self) -> None:
+        self._sum, self._gradient = self._own, None
 
     def forward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
         if self._is_first:
@@ -109,14 +123,29 @@ class TensorStage:
         if not self._is_first and not self._evaluate:
             x.requires_grad_(True)
         with torch.set_grad_enabled(not self._evaluate):
-            y = self.stage(x)
+            y = self.stage.run_layers(x, self._body) if self._ring else self.stage(x)
             if self._is_last:
-                targets = self._tokens(microbatch)[:, 1:]
-                y = F.cross_entropy(y.reshape(-1, y.shape[-1]), targets.reshape(-1))
-                self._losses[microbatch] = y.detach()
+                y = self._cross_entropy(microbatch, y)
         if not self._evaluate:
             self._live[microbatch] = (x, y)
         return [] if self._is_last else [to_frame(y.float())]
+
+    def loss(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
+        x = from_frame(frames[0], torch.float32, self._shape, self._device)
+        with torch.set_grad_enabled(not self._evaluate):
+            x.requires_grad_(not self._evaluate)
+            value = self._cross_entropy(microbatch, self.stage.run_layers(x, self.stage.held[:1]))
+        if self._evaluate:
+            return []
+        outgoing, *gradients = torch.autograd.grad(value, [x, *self._parameters[: self._num_head]])
+        self._heads[microbatch] = torch.cat([g.reshape(-1) for g in gradients])
+        return [to_frame(outgoing.float())]
+
+    def _cross_entropy(self, microbatch: int, logits: Tensor) -> Tensor:
+        targets = self._tokens(microbatch)[:, 1:]
+        value = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+        self._losses[microbatch] = value.detach()
+        return value
 
     def _tokens(self, microbatch: int) -> Tensor:
         windows = self._windows
@@ -126,11 +155,14 @@ class TensorStage:
     def backward(self, microbatch: int, frames: Sequence[Frame]) -> Sequence[Frame]:
         x, y = self._live.pop(microbatch)
         gradient = None if self._is_last else from_frame(frames[0], torch.float32, y.shape, self._device).to(y.dtype)
-        wanted = self._parameters if self._is_first else [x, *self._parameters]
+        parameters = self._parameters[self._num_head :]
+        wanted = parameters if self._is_first else [x, *parameters]
         gradients = list(torch.autograd.grad(y, wanted, gradient))
         outgoing = [] if self._is_first else [to_frame(gradients.pop(0).float())]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        self._sum.insert((microbatch, microbatch + 1), flat)
+        heads = [self._heads.pop(microbatch)] if self._ring else []
+        if microbatch not in self._counted:  # else a neighbour's crash only made it come by again
+            self._counted.add(microbatch)
+            self._own.insert((microbatch, microbatch + 1), torch.cat([*heads, *(g.reshape(-1) for g in gradients)]))
         return outgoing
 
     def outgoing(self, turn: int, me: PeerId, group: Sequence[PeerId]) -> Mapping[PeerId, Gradients]:
@@ -145,9 +177,9 @@ class TensorStage:
         self._sum = self._rule.merge(turn, me, group, self._sum, vectors)
 
     def _mean(self) -> dict[str, Tensor]:
-        """Mean gradient over the step's microbatches, by tensor, as views of one flat vector."""
+        """Mean gradient over the microbatches that came by, by tensor, as views of one flat vector."""
         if self._gradient is None:
-            self._gradient = self._sum.total.mul_(1.0 / self._count)
+            self._gradient = self._sum.total * (1.0 / (self._count - len(self._own.absent)))
         parts = torch.split(self._gradient, [p.numel() for p in self._parameters])
         return {name: part.view_as(p) for (name, p), part in zip(self._tensors.items(), parts, strict=True)}
 
@@ -166,7 +198,7 @@ class TensorStage:
         if self._evaluate:
             return losses, ()
         gradients = self._mean()
-        if self._is_first and self._is_last and self._copy:
+        if self._owner in gradients and self._copy in gradients:
             gradients[self._owner].add_(gradients[self._copy])
             gradients[self._copy].copy_(gradients[self._owner])
         return losses, tuple(

@@ -47,10 +47,11 @@ class TreeSum(Generic[A]):
     Args:
         count: leaves of the tree.
         add: sum of a left and a right value; it may reuse the left one's memory.
+        absent: leaves that do not exist after all; a node with one child left has that child's value.
     """
 
-    def __init__(self, count: int, add: Callable[[A, A], A]) -> None:
-        self.count, self._add = count, add
+    def __init__(self, count: int, add: Callable[[A, A], A], absent: frozenset[int] = frozenset()) -> None:
+        self.count, self._add, self.absent = count, add, absent
         self.parts: dict[Node, A] = {}
 
     def insert(self, node: Node, value: A) -> None:
@@ -67,10 +68,17 @@ class TreeSum(Generic[A]):
         self.parts[node] = value
         while node in parents:
             parent, left, right = parents[node]
-            if left not in self.parts or right not in self.parts:
+            other = right if node == left else left
+            if self._is_absent(other):
+                self.parts[parent] = self.parts.pop(node)
+            elif other in self.parts:
+                self.parts[parent] = self._add(self.parts.pop(left), self.parts.pop(right))
+            else:
                 return
-            self.parts[parent] = self._add(self.parts.pop(left), self.parts.pop(right))
             node = parent
+
+    def _is_absent(self, node: Node) -> bool:
+        return bool(self.absent) and all(leaf in self.absent for leaf in range(*node))
 
     def __iter__(self) -> Iterator[tuple[Node, A]]:
         return iter(sorted(self.parts.items(), key=lambda item: item[0]))

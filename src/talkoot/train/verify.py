@@ -100,11 +100,11 @@ def examine(entries: Iterable[Entry]) -> Findings:
 
 
 def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], stages: int) -> list[str]:
-    """Violations of: in each stage, the cited receipts cover each microbatch of this very step exactly once."""
+    """Violations of: in each stage, the cited receipts cover each microbatch that was to visit it exactly once."""
     faults = [f"step {step} cites work of step {other}" for other, _ in cited if other != step]
-    every = range(len(facts.losses))
     faults += [f"step {step} cites work of stage {w.stage}" for _, w in cited if not 0 <= w.stage < stages]
     for stage in range(stages):
+        every = [m for m in range(len(facts.losses)) if not facts.stages or stage in facts.stages[m]]
         seen = Counter(m for _, work in cited if work.stage == stage for m in work.microbatches)
         wrong = sorted(m for m in {*seen, *every} if seen[m] != 1 or m not in every)
         if wrong:

@@ -51,7 +51,7 @@ class Average:
     ) -> TreeSum[Tensor]:
         import torch
 
-        merged: TreeSum[Tensor] = TreeSum(mine.count, add)
+        merged: TreeSum[Tensor] = TreeSum(mine.count, add, mine.absent)
         if turn == 0:
             index = group.index(me)
             for node, value in mine:

@@ -1,0 +1,116 @@
+"""The ring: paths return to their origin for the loss, skip and swap stages, and survive crashes, all bit for bit."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import pytest
+import torch
+from test_train_kit import Fault, Run, model_folder, replace, simulate, text_folder, tiny
+
+from talkoot.model.huggingface import load_model
+from talkoot.plan.steps import Route
+from talkoot.train import records
+from talkoot.train.oracle import step_gradients
+from talkoot.train.prepare import cut_stages, model_config, open_windows
+from talkoot.train.recipe import PHASES, Recipe
+
+STAGES = 3  # the tiny model: embedding, head | block 1 | block 2
+
+
+def ring(*, groups: tuple[int, ...] = (2, 2, 2), routes: tuple[Route, ...] = (), slots: int = 0, **train) -> Recipe:
+    recipe = replace(tiny(**train), "swarm", layout="ring", groups=groups, slots=slots)
+    return msgspec.structs.replace(recipe, routes=routes)
+
+
+@cache
+def undisturbed(tied: bool = False) -> Run:
+    return simulate(tiny(3, 2, tied=tied))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("groups", [(1, 1, 1), (2, 1), (3,), (2, 2, 3)])
+def test_a_ring_without_skipping_trains_the_same_bits_as_a_line(groups, tied):
+    run = simulate(ring(groups=groups, tied=tied, slots=2))
+    assert run.losses == undisturbed(tied).losses
+    assert run.result.state_hash == undisturbed(tied).result.state_hash
+
+
+SKIPPING = (
+    Route(("alder", "cedar"), 1),  # stage 1 alone
+    Route(("alder", "elm"), 1),  # stage 2 alone
+    Route(("birch", "fir", "dogwood"), 2),  # both, swapped
+    Route(("birch", "dogwood", "elm"), 1),
+)
+
+
+def test_skipped_and_swapped_stages_get_the_gradient_of_a_single_process_in_that_order():
+    recipe = ring(routes=SKIPPING, planner="routes", clip=0.0, steps=1)
+    run = simulate(recipe)
+    (commit,) = run.facts("train.commit", records.Committed)
+    config = model_config(recipe)
+    cut = cut_stages(config, recipe)
+    head = config.layers + 1
+    orders = [[*(i for s in stages for i in config.held(*cut[s]) if i != head), head] for stages in commit.stages]
+    assert sorted(map(tuple, orders)) == sorted([(0, 1, 3), (0, 2, 3), (0, 2, 1, 3), (0, 2, 1, 3), (0, 1, 2, 3)])
+    windows = open_windows(recipe, str(text_folder() / "tokens"))
+    rows = [torch.from_numpy(windows.train(0, m, 5)) for m in range(5)]
+    gradients, losses = step_gradients(load_model(model_folder(False)), rows, orders)
+    assert commit.losses == losses
+    squares = sum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients.values())
+    assert commit.gradient_norm == pytest.approx(squares**0.5, rel=1e-12)
+
+
+@cache
+def skipping() -> Run:
+    return simulate(ring(routes=SKIPPING, planner="routes", full_every=3, repair="repair"))
+
+
+def test_every_few_steps_are_done_with_all_stages():
+    lengths = [{len(path) for path in facts.paths} for facts in skipping().facts("train.commit", records.Committed)]
+    assert lengths == [{2, 3}, {2, 3}, {3}, {2, 3}, {2, 3}]
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "commit"])
+@pytest.mark.parametrize("victim", ["alder", "cedar", "dogwood", "fir"])
+def test_a_crash_in_a_ring_is_mended_within_the_step_and_leaves_no_trace(victim, phase):
+    if phase == "loss" and victim != "alder":
+        return
+    recipe = ring(routes=SKIPPING, planner="routes", full_every=3)
+    run = simulate(msgspec.structs.replace(recipe, faults=(Fault(peer=victim, step=3, phase=phase),)))
+    assert run.result.state_hash == skipping().result.state_hash
+    assert run.losses == skipping().losses
+    (mended,) = run.facts("train.mend", records.Mended)
+    assert mended.lost == (victim,)
+    assert mended.skipped == mended.restarted == 0
+    carried = sum(route.count for route in SKIPPING if victim in route.peers)
+    assert mended.repaired == carried
+    assert mended.repeated <= carried, "one forward of one stage per hole at most"
+
+
+@pytest.mark.parametrize("victim", ["alder", "cedar", "fir"])
+def test_starting_hurt_microbatches_again_gives_the_same_bits_for_more_work(victim):
+    recipe = ring(routes=SKIPPING, planner="routes", full_every=3, repair="redo")
+    fault = Fault(peer=victim, step=3, phase="backward")
+    run = simulate(msgspec.structs.replace(recipe, faults=(fault,)))
+    assert run.result.state_hash == skipping().result.state_hash
+
+
+def test_two_crashes_in_one_step_are_mended_too():
+    faults = (Fault(peer="cedar", step=3, phase="forward"), Fault(peer="fir", step=3, phase="backward"))
+    recipe = ring(routes=SKIPPING, planner="routes", full_every=3)
+    run = simulate(msgspec.structs.replace(recipe, faults=faults))
+    assert run.result.state_hash == skipping().result.state_hash
+    assert sorted(name for facts in run.facts("train.mend", records.Mended) for name in facts.lost) == ["cedar", "fir"]
+
+
+def test_where_skipping_has_slack_a_lost_visit_is_left_out_and_the_rest_repaired():
+    routes = (Route(("alder", "cedar", "elm"), 3), Route(("birch", "dogwood", "fir"), 2))
+    recipe = ring(routes=routes, planner="routes", repair="skip", slots=1)
+    run = simulate(msgspec.structs.replace(recipe, faults=(Fault(peer="cedar", step=3, phase="begin"),)))
+    (mended,) = run.facts("train.mend", records.Mended)
+    assert (mended.skipped, mended.repaired) == (1, 2)
+    shortened = run.facts("train.commit", records.Committed)[3]
+    assert sorted(map(len, shortened.stages)) == [2, 3, 3, 3, 3]
+    assert run.result.finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from talkoot.core.errors import TalkootError
@@ -192,7 +193,9 @@ def test_pruning_deletes_no_blob_while_a_kept_manifest_cannot_be_read(tmp_path):
 
 def test_the_blobs_of_any_range_of_layers_are_those_that_overlap_it():
     shards = (Shard(0, 2, "a", 1), Shard(2, 3, "b", 1), Shard(3, 6, "c", 1))
-    manifest = Manifest(run="r", step=1, config=CONFIG, tokenizer="", shards=shards, state_hash="")
+    config = msgspec.structs.replace(CONFIG, layers=4)  # six in the list, embedding and head included
+    manifest = Manifest(run="r", step=1, config=config, tokenizer="", shards=shards, state_hash="")
+    assert manifest.blobs_for(-1, 1) == ("a", "c"), "a ring's first stage begins with the head"
     for first in range(6):
         for last in range(first + 1, 7):
             wanted = {shard.blob for shard in shards for i in range(first, last) if shard.first <= i < shard.last}

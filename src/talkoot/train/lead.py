@@ -22,9 +22,9 @@ from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
 from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.compute import hop_bytes, stage_flops
 from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.messages import Assign, Contact, Cut, Give, Hello, Introduce, Ready
+from talkoot.train.outlook import start_of, view_of
 from talkoot.train.peer import Job
 from talkoot.train.records import (
     End,
@@ -36,7 +36,6 @@ from talkoot.train.records import (
     Resume,
     RolledBack,
     Seated,
-    Start,
     Warned,
 )
 from talkoot.train.recovery import Loss, climb
@@ -124,21 +123,7 @@ class Lead:
 
     def view(self, num_microbatches: int) -> View:
         """What a planner is told about this step."""
-        recipe, config = self.recipe, self.job.config
-        return View(
-            seats=self.roster.seats(),
-            num_stages=self.num_stages,
-            num_microbatches=num_microbatches,
-            ring=recipe.swarm.layout == "ring",
-            step=self.step,
-            seed=recipe.seed,
-            visits=recipe.train.visits,
-            routes=recipe.routes,
-            homes=self.roster.home,
-            network=recipe.network,
-            hop_bytes=hop_bytes(config, recipe),
-            stage_s=[stage_flops(config, *cut, recipe)[0] / recipe.swarm.flops for cut in self.stages],
-        )
+        return view_of(self.job, self.roster, self.stages, self.step, num_microbatches)
 
     async def gather(
         self, topic: str, peers: Iterable[PeerId], kind: type[A], step: int, *, any_number: bool = False
@@ -287,19 +272,8 @@ class Lead:
             stages, steps = tuple(self.stages), self.recipe.train.steps
             resume = Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages, steps=steps)
             self.record("run.resume", resume)
-            return
-        config = self.job.config
-        start = Start(
-            world=self.world.kind,
-            talkoot=talkoot.__version__,
-            recipe=msgspec.to_builtins(self.recipe),
-            config=msgspec.to_builtins(config),
-            parameters=config.num_parameters(),
-            stages=tuple(self.stages),
-            tokens=self.job.tokens_digest,
-            tokenizer=self.tokenizer_digest,
-        )
-        self.record("run.start", start)
+        else:
+            self.record("run.start", start_of(self.job, self.world.kind, self.stages, self.tokenizer_digest))
 
     def _roll_back(self, reason: str, step: int | None = None) -> None:
         """Vacate all seats; whoever is seated next starts from the snapshot at or before ``step``."""

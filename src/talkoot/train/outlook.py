@@ -1,0 +1,47 @@
+"""What the lead tells a planner about a step, and the log about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+import talkoot
+from talkoot.plan.steps import View
+from talkoot.train.compute import hop_bytes, stage_flops
+from talkoot.train.peer import Job
+from talkoot.train.records import Start
+from talkoot.train.roster import Roster
+
+
+def view_of(job: Job, roster: Roster, stages: Sequence[tuple[int, int]], step: int, num_microbatches: int) -> View:
+    """What a planner knows of a step, or of an evaluation, with this many microbatches."""
+    recipe = job.recipe
+    return View(
+        seats=roster.seats(),
+        num_stages=len(stages),
+        num_microbatches=num_microbatches,
+        ring=recipe.swarm.layout == "ring",
+        step=step,
+        seed=recipe.seed,
+        visits=recipe.train.visits,
+        routes=recipe.routes,
+        homes=roster.home,
+        network=recipe.network,
+        hop_bytes=hop_bytes(job.config, recipe),
+        stage_s=[stage_flops(job.config, *cut, recipe)[0] / recipe.swarm.flops for cut in stages],
+    )
+
+
+def start_of(job: Job, world: str, stages: Sequence[tuple[int, int]], tokenizer: str) -> Start:
+    """The first entry of a run's log."""
+    return Start(
+        world=world,
+        talkoot=talkoot.__version__,
+        recipe=msgspec.to_builtins(job.recipe),
+        config=msgspec.to_builtins(job.config),
+        parameters=job.config.num_parameters(),
+        stages=tuple(stages),
+        tokens=job.tokens_digest,
+        tokenizer=tokenizer,
+    )

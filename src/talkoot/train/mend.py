@@ -44,7 +44,7 @@ def share_of(lead: Lead, situation: Situation, peer: PeerId, stage: int, *, eval
         order=tuple(work for work in order if work.phase == "forward") if evaluate else order,
         mix=mix_of(lead, situation, peer, stage),
         ring=plan.ring,
-        slots=lead.recipe.swarm.slots if plan.ring else 0,
+        slots=lead.roster.slots(lead.roster.name_of(peer)) if plan.ring else 0,
         evaluate=evaluate,
     )
 

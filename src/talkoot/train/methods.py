@@ -22,6 +22,20 @@ def check_methods(recipe: Recipe) -> None:
     """
     train = recipe.train
     _check("planner", planners, train.planner)
+    if train.planner != "straight" and recipe.swarm.layout != "ring":
+        raise TalkootError(
+            f"planner {train.planner!r} needs a ring",
+            where="the recipe, key swarm.layout",
+            why="its paths return to their origin for the loss; in a line the last stage computes it",
+            next='set swarm.layout = "ring", or train.planner = "straight"',
+        )
+    if train.planner == "routes" and not recipe.routes:
+        raise TalkootError(
+            "there are no routes to follow",
+            where="the recipe, key routes",
+            why="planner 'routes' follows given ones",
+            next="let `talkoot plan --out FILE` write a recipe with routes, or choose another train.planner",
+        )
     _check("mixing", mixing_rules, train.mixing)
     _check("schedule", schedules, train.schedule)
     _check("recovery", rungs, *train.recovery)

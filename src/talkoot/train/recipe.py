@@ -112,8 +112,8 @@ class Swarm(_Section, frozen=True, kw_only=True):
         stages, replicas: the pipeline's length and the number of peers that hold each stage.
         layout: ``line``: the last stage computes the loss; ``ring``: the first one, to which every path returns.
         groups: peers of each stage, where stages have unlike numbers of them; it replaces stages and replicas.
-        names, speeds, slots: per peer, stage by stage; names are trees where none are given, missing speeds are 1,
-            and slots are the microbatches that every peer can hold at once in a ring (0 = any number).
+        names, speeds: per peer, stage by stage; names are trees where none are given, missing speeds are 1.
+        slots: how many microbatches a peer of a ring can hold at once, for all or per peer; 0 = any number.
         flops: floating-point operations per second of a peer of speed 1 in the simulated world.
         emulate: in the real world, delay messages like the network section's links and computations like ``flops``.
         respawn: start a replacement when a peer is lost.
@@ -127,7 +127,7 @@ class Swarm(_Section, frozen=True, kw_only=True):
     groups: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     speeds: tuple[float, ...] = ()
-    slots: int = 0
+    slots: int | tuple[int, ...] = 0
     flops: float = PEER_FLOPS
     emulate: bool = False
     respawn: bool = True
@@ -137,6 +137,10 @@ class Swarm(_Section, frozen=True, kw_only=True):
     def speed(self, index: int) -> float:
         """Speed of the peer with that index."""
         return self.speeds[index] if index < len(self.speeds) else 1.0
+
+    def slots_of(self, index: int) -> int:
+        """Microbatches that the peer with that index can hold at once; 0 = any number."""
+        return self.slots if isinstance(self.slots, int) else self.slots[index]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -214,6 +218,8 @@ def _check_swarm(recipe: Recipe) -> None:
         raise _bad("swarm.groups", f"{list(swarm.groups)}: every stage needs a peer")
     if swarm.names and (len(set(swarm.names)) != count or len(swarm.names) != count):
         raise _bad("swarm.names", f"{len(set(swarm.names))} different names for {count} peers")
+    if not isinstance(swarm.slots, int) and len(swarm.slots) != count:
+        raise _bad("swarm.slots", f"{len(swarm.slots)} figures for {count} peers")
     if any(not name or name != "".join(name.split()) or "->" in name or name == "lead" for name in swarm.names):
         raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" is taken')
     if swarm.layout == "line" and (train.visits not in (0, swarm.num_stages) or recipe.routes):
@@ -248,7 +254,9 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for name in ("visits", "full_every"):
         value = getattr(train, name)
         yield f"train.{name}", value, value >= 0, "at least 0"
-    yield "swarm.slots", recipe.swarm.slots, recipe.swarm.slots >= 0, "at least 0"
+    slots = recipe.swarm.slots
+    for value in (slots,) if isinstance(slots, int) else slots:
+        yield "swarm.slots", value, value >= 0, "at least 0"
     yield "swarm.flops", recipe.swarm.flops, 0 < recipe.swarm.flops < math.inf, "above 0"
     yield "train.decay", train.decay, 0 <= train.decay <= 1, "a share of the steps, in [0, 1]"
     for name in ("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"):

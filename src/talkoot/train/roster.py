@@ -41,6 +41,7 @@ class Roster:
         self.num_stages = swarm.num_stages
         self.home = dict(swarm.peers)
         self._speeds = {name: swarm.speed(index) for index, name in enumerate(self.home)}
+        self._slots = {name: swarm.slots_of(index) for index, name in enumerate(self.home)}
         self.members: dict[PeerId, Member] = {}
         self.launched: dict[str, str] = {}
         self.awaited: dict[str, PeerId] = {}
@@ -50,6 +51,10 @@ class Roster:
     def speed(self, name: str) -> float:
         """Relative speed of the peer of that name."""
         return self._speeds[name]
+
+    def slots(self, name: str) -> int:
+        """Microbatches that the peer of that name can hold at once; 0 = any number."""
+        return self._slots[name]
 
     def names(self) -> set[str]:
         """Names of all members."""
@@ -126,8 +131,8 @@ class Roster:
 
     def seats(self) -> list[Seat]:
         """What a planner sees."""
-        slots, names = self._swarm.slots, {peer: self.name_of(peer) for peer, _ in self.seated()}
-        return [Seat(peer, stage, self.speed(names[peer]), names[peer], slots) for peer, stage in self.seated()]
+        named = [(peer, stage, self.name_of(peer)) for peer, stage in self.seated()]
+        return [Seat(peer, stage, self.speed(name), name, self.slots(name)) for peer, stage, name in named]
 
     def missing(self) -> tuple[set[str], list[int]]:
         """What hinders work: names still to come for stages that nobody holds, and such stages without a name."""

@@ -70,7 +70,16 @@ def run_real(
         key = _key(folder / "lead.key")
         first = next(log.entries(1, 1), None)
         run = first.receipt.run if first else f"{recipe.name}-{os.urandom(4).hex()}"
-        settings = Settings(run=run, name="lead", seed=recipe.seed, folder=str(folder), host=recipe.swarm.host)
+        swarm = recipe.swarm
+        settings = Settings(
+            run=run,
+            name="lead",
+            seed=recipe.seed,
+            folder=str(folder),
+            host=swarm.host,
+            network=recipe.network if swarm.emulate else None,
+            emulate_flops=swarm.flops if swarm.emulate else None,
+        )
 
         async def main() -> Result:
             host = RealHost(settings, key, preload=PRELOAD)

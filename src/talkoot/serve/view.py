@@ -273,6 +273,11 @@ class View:
         text = f"Recovered from the loss of {lost} by {clean(facts.rung, 40)}; {paused}."
         self._tell(receipt, "recover", text, mark=True)
 
+    def _mend(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Mended)
+        lost = ", ".join(name_of(name) for name in facts.lost[:6]) or "a peer"
+        self._tell(receipt, "recover", f"Step {receipt.step} went on without {lost}: {facts.words()}.", mark=True)
+
 
 _HANDLERS = {
     "run.start": View._start,
@@ -288,6 +293,7 @@ _HANDLERS = {
     "train.checkpoint": View._checkpoint,
     "train.rollback": View._rollback,
     "train.recover": View._recover,
+    "train.mend": View._mend,
 }
 
 

@@ -154,6 +154,14 @@ class Mended(Facts, frozen=True, kw_only=True):
     restarted: int
     repeated: int
 
+    def words(self) -> str:
+        """What was done, in a few words."""
+        parts = [f"{self.repaired} visits taken over"] if self.repaired else []
+        parts += [f"{self.skipped} left out"] if self.skipped else []
+        parts += [f"{self.restarted} microbatches begun again"] if self.restarted else []
+        parts += [f"{self.repeated} forwards repeated"] if self.repeated else []
+        return ", ".join(parts) or "nothing was on its way through them"
+
 
 class RunState(msgspec.Struct, frozen=True):
     """The chapter ``run``."""

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -227,11 +228,11 @@ class Peer:
         m, frames = work.microbatch, self.desk.inputs(work)
         match work.phase:
             case "forward":
-                output = await self._work(lambda: stage.forward(m, frames), stage.forward_flops)
+                output = await self._work(partial(stage.forward, m, frames), stage.forward_flops)
             case "loss":
-                output = await self._work(lambda: stage.loss(m, frames), stage.loss_flops)
+                output = await self._work(partial(stage.loss, m, frames), stage.loss_flops)
             case "backward":
-                output = await self._work(lambda: stage.backward(m, frames), 2 * stage.forward_flops)
+                output = await self._work(partial(stage.backward, m, frames), 2 * stage.forward_flops)
         parcel = self.desk.finish(work, output)
         if parcel is not None:
             await self._deliver(parcel, step)

@@ -5,8 +5,11 @@ This is how ``talkoot plan`` predicts a step's time, and how swarms of hundreds 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
+from talkoot.core.fold import Entry, State
 from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.train.lead import Lead
@@ -16,7 +19,7 @@ from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
 from talkoot.world.api import Host
-from talkoot.world.sim.simulation import Simulation
+from talkoot.world.sim.simulation import Computed, Simulation
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +31,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
         events: messages delivered, sleeps and computations ended.
         busy: share of its time that each peer computed, by name.
         sent_bytes: what each peer sent over the whole run, by name.
+        entries: the run's log.
+        computations: everything that was computed, where a diary was asked for.
     """
 
     result: Result
@@ -36,36 +41,49 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     busy: dict[str, float]
     sent_bytes: dict[str, int]
+    entries: list[Entry] = []
+    computations: list[Computed] = []
 
 
-def rehearse(recipe: Recipe, config: ModelConfig) -> Rehearsal:
-    """Run ``recipe`` on the model shape ``config`` without computing anything."""
+def rehearse(
+    recipe: Recipe,
+    config: ModelConfig,
+    *,
+    at_commit: Callable[[Lead, int], None] = lambda lead, step: None,
+    diary: bool = False,
+) -> Rehearsal:
+    """Run ``recipe`` on the model shape ``config`` without computing anything.
+
+    Args:
+        recipe, config: what to run.
+        at_commit: called with the lead and a step when that step is in the log; it may plan disturbances.
+        diary: take down every computation.
+    """
     check_methods(recipe)
-    simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops)
-    commits: list[float] = []
+    simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops, diary=diary)
+    entries: list[Entry] = []
 
     async def main(world: Host) -> tuple[Result, Lead, float]:
-        lead = Lead(
-            world,
-            Job(recipe=recipe, config=config),
-            cut_stages(config, recipe),
-            Log(None),
-            observer=lambda entry, _: (
-                commits.append(entry.receipt.ended) if entry.receipt.op == "train.commit" else None
-            ),
-        )
+        def observe(entry: Entry, _: State) -> None:
+            entries.append(entry)
+            if entry.receipt.op == "train.commit":
+                at_commit(lead, entry.receipt.step)
+
+        lead = Lead(world, Job(recipe=recipe, config=config), cut_stages(config, recipe), Log(None), observer=observe)
         result = await train(lead)
         busy_at_end = world.now()
         await world.dismiss()
         return result, lead, busy_at_end
 
     result, lead, seconds = simulation.run(main)
-    peers = lead.busy_peers
+    commits = [0.0] + [entry.receipt.ended for entry in entries if entry.receipt.op == "train.commit"]
     return Rehearsal(
         result=result,
         seconds=seconds,
-        step_seconds=commits[-1] - commits[-2] if len(commits) > 1 else commits[-1],
+        step_seconds=commits[-1] - commits[-2],
         events=simulation.events,
-        busy={peer.name: peer.busy_s / seconds for peer in peers},
-        sent_bytes={peer.name: peer.sent_bytes for peer in peers},
+        busy={peer.name: peer.busy_s / seconds for peer in lead.busy_peers},
+        sent_bytes={peer.name: peer.sent_bytes for peer in lead.busy_peers},
+        entries=entries,
+        computations=simulation.computations,
     )

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +34,16 @@ T = TypeVar("T")
 PEER_FLOPS = 60e9  # of a peer of speed 1: one 2026 server core in float32, by `talkoot doctor`
 
 
+class Computed(NamedTuple):
+    """One computation: whose, what was called, and from when until when; a killed peer's ends with its death."""
+
+    peer: PeerId
+    name: str
+    work: Callable[[], Any]
+    start: float
+    end: float
+
+
 class Simulation:
     """A closed universe of peers in virtual time.
 
@@ -42,6 +52,7 @@ class Simulation:
         network: the links.
         folder: where blobs lie; in memory when None.
         peer_flops: floating-point operations per second of a peer of speed 1.
+        diary: take down every computation.
     """
 
     def __init__(
@@ -51,12 +62,14 @@ class Simulation:
         network: Network | None = None,
         folder: Path | None = None,
         peer_flops: float = PEER_FLOPS,
+        diary: bool = False,
     ) -> None:
         self.seed, self.network, self.peer_flops = seed, network or Network(), peer_flops
         self.run_id = RunId(f"sim-{seed}")
         self.blobs = Blobs(folder / "blobs" if folder else None)
         self.loop = VirtualLoop(self._explain)
         self.waits = 0  # sleeps and computations ended
+        self._diary: list[Computed] | None = [] if diary else None
         self.fabric = Fabric(self.loop, self.network, seed)
         self._peers = self.fabric.peers
         self._by_name: dict[str, Body] = {}
@@ -69,6 +82,11 @@ class Simulation:
     def events(self) -> int:
         """Messages delivered, sleeps and computations ended."""
         return self.waits + self.fabric.delivered
+
+    @property
+    def computations(self) -> list[Computed]:
+        """Everything that was computed, in the order of its beginning; empty without a diary."""
+        return [done._replace(end=min(done.end, self._peers[done.peer].killed_at)) for done in self._diary or ()]
 
     def run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str = "lead") -> T:
         """Run ``program`` as the lead until it returns; everything it launched ends with it. Works once."""
@@ -168,6 +186,11 @@ class Simulation:
     def heal(self) -> None:
         """End all partitions. What was sent over links that did not break arrives late, as in TCP."""
         self.fabric.heal()
+
+    def note(self, computation: Computed) -> None:
+        """Write a computation that begins into the diary, if there is one."""
+        if self._diary is not None:
+            self._diary.append(computation)
 
     def of(self, name: str) -> Body:
         """The latest peer of that name; KeyError when there is none."""
@@ -275,6 +298,7 @@ class SimulatedWorld(PeerWorld):
         peer, simulation = self._self, self._simulation
         start = max(simulation.loop.time(), peer.busy_until)
         peer.busy_until = start + flops / (simulation.peer_flops * peer.speed)
+        simulation.note(Computed(self.me, self.name, work, start, peer.busy_until))
         await asyncio.sleep(peer.busy_until - simulation.loop.time())
         simulation.waits += 1
         await self._pass()

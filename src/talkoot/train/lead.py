@@ -6,31 +6,22 @@ it knows from the log, so it can be started again at any time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
-
-import msgspec
 
 import talkoot
-from talkoot.core.codec import encode, negotiate
 from talkoot.core.errors import Exit, TalkootError
-from talkoot.core.fold import State
-from talkoot.core.ids import Digest, PeerId
+from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
-from talkoot.core.receipt import Signed
 from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.journal import Journal, Observer, Share
-from talkoot.train.messages import Assign, Contact, Cut, Give, Hello, Introduce, Ready
+from talkoot.train.crew import NOTICES, Crew
+from talkoot.train.journal import Observer
+from talkoot.train.messages import Assign, Contact, Give, Introduce, Ready
 from talkoot.train.outlook import start_of, view_of
 from talkoot.train.peer import Job
 from talkoot.train.records import (
     End,
-    Facts,
-    Gone,
-    Joined,
     PeerState,
     Recovered,
     Resume,
@@ -39,21 +30,10 @@ from talkoot.train.records import (
     Warned,
 )
 from talkoot.train.recovery import Loss, climb
-from talkoot.train.roster import Roster
-from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
-from talkoot.world.base import rebuild_failure
-
-NOTICES = (LOST, FAILED, HELLO, "cut")
-PROGRAM = "talkoot.train.peer:train_peer"
-
-A = TypeVar("A")
+from talkoot.world.api import HELLO, Host
 
 
-class PeersLost(Exception):
-    """Somebody is gone; what was under way must be done again."""
-
-
-class Lead:
+class Lead(Crew):
     """See the module's text.
 
     Args:
@@ -78,184 +58,21 @@ class Lead:
         tokenizer_digest: str = "",
         observer: Observer = lambda entry, state: None,
     ) -> None:
-        self.world, self.job, self.recipe, self.folder = world, job, job.recipe, folder
-        self.stages, self.num_stages = list(stages), len(stages)
+        super().__init__(world, job, log, observer)
+        self.folder, self.stages, self.num_stages = folder, list(stages), len(stages)
         self.held_out_batches, self.tokenizer_digest = held_out_batches, tokenizer_digest
         self.evaluated_at: int | None = None
         self.saved_at: int | None = None
         self.stop_requested = False
-        self.journal = Journal(world, log, self.recipe.seed, observer)
-        self.generation = self.state["train"].generation + (1 if self.state.position else 0)
-        self.roster = Roster(self.recipe.swarm)
         self.state_hash = ""
         self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
-        self._lost_at = 0.0
         self._vacated = False
         self._recovering: tuple[str, tuple[str, ...]] | None = None
         self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
 
-    @property
-    def state(self) -> State:
-        """The run's state, as folded from its log."""
-        return self.journal.state
-
-    @property
-    def step(self) -> int:
-        """Committed steps."""
-        return self.state["train"].step
-
-    def record(self, op: str, facts: Facts, *, step: int | None = None, parents: tuple[str, ...] = ()) -> None:
-        """Write a receipt of the lead's own into the log."""
-        self.journal.record(op, facts, self.generation, self.step if step is None else step, parents)
-
-    def accept_work(self, peer: PeerId, signed: Signed | None, step: int, share: Share) -> Digest:
-        """Write a peer's receipt for its part of ``step`` into the log, or expel it; returns the receipt's id."""
-        try:
-            return self.journal.append_work(peer, signed, self.generation, step, share)
-        except ValueError as problem:
-            self.expel(peer, f"its receipt is not acceptable: {problem}")
-
-    # -- talking ---------------------------------------------------------------------------------------------
-
-    async def tell(self, peer: PeerId, topic: str, facts: msgspec.Struct | None, step: int) -> None:
-        """Send to one peer under the current generation."""
-        await self.world.send(peer, topic, facts, generation=self.generation, step=step)
-
     def view(self, num_microbatches: int) -> View:
         """What a planner is told about this step."""
         return view_of(self.job, self.roster, self.stages, self.step, num_microbatches)
-
-    async def gather(
-        self, topic: str, peers: Iterable[PeerId], kind: type[A], step: int, *, any_number: bool = False
-    ) -> dict[PeerId, A]:
-        """One answer of type ``kind`` on ``topic`` from each of ``peers``, of this generation and ``step``.
-
-        With ``any_number`` it returns with the first one.
-
-        Raises:
-            PeersLost: somebody went away meanwhile, or sent nonsense and was expelled.
-            TalkootError: a peer failed, or nothing moved for ``train.patience_s``.
-        """
-        answers: dict[PeerId, A] = {}
-        wanted = set(peers)
-        while wanted:
-            message = await self._next(topic, wanted)
-            current = (message.topic, message.generation, message.step) == (topic, self.generation, step)
-            if current and message.sender in wanted:
-                try:
-                    answers[message.sender] = message.read(kind)
-                except ValueError as problem:
-                    self.expel(message.sender, f"its '{topic}' makes no sense: {problem}")
-                wanted.discard(message.sender)
-                if any_number:
-                    break
-        return {peer: answers[peer] for peer in sorted(answers)}
-
-    async def _next(self, topic: str, waiting_for: Iterable[str]) -> Message:
-        try:
-            message = await self.world.receive(*NOTICES, topic, timeout=self.recipe.train.patience_s)
-        except TimeoutError:
-            names = self.roster.describe(waiting_for)
-            raise TalkootError(
-                "the swarm stands still",
-                where=f"step {self.step}, waiting for '{topic}' from {names}",
-                why=f"nothing arrived for {self.recipe.train.patience_s:.0f} s",
-                next="look at those machines; raise train.patience_s if steps really take longer",
-                code=Exit.UNREACHABLE,
-            ) from None
-        if message.topic == LOST:
-            if self._lose(message):
-                raise PeersLost(self.roster.lost)
-        elif message.topic == FAILED:
-            self._fail(message)
-        elif message.topic == HELLO:
-            self._admit(message)
-        elif message.topic == "cut":
-            self._cut(message)
-        return message
-
-    def _fail(self, message: Message) -> None:
-        """A peer's own fatal error ends the run; one that was struck off has no say any more."""
-        try:
-            if self.roster.knows(message.sender):
-                raise rebuild_failure(message)
-        except ValueError as problem:
-            if message.sender in self.roster.members:
-                self.expel(message.sender, f"its failure notice makes no sense: {problem}")
-
-    def _cut(self, message: Message) -> None:
-        """Two peers cannot reach each other: one has to go. The report of the other one then concerns a stranger."""
-        if message.sender not in self.roster.members:
-            return
-        try:
-            cut = message.read(Cut)
-        except ValueError as problem:
-            self.expel(message.sender, f"its 'cut' makes no sense: {problem}")
-        if cut.peer in self.roster.members:
-            self.expel(PeerId(cut.peer), f"{self.roster.name_of(message.sender)} lost it: {cut.reason}")
-
-    def _admit(self, message: Message) -> None:
-        try:
-            hello = message.read(Hello)
-            if self.roster.awaited.get(hello.name) != message.sender:
-                return  # not a peer that was launched: what it says is no reason for anything
-            negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
-            self.world.meet(message.sender, hello.address)
-            self.roster.admit(message.sender, hello.name, hello.address)
-        except ValueError:
-            return  # a stranger's hello that makes no sense changes nothing
-        self.record("peer.join", Joined(peer=message.sender, name=hello.name))
-
-    def _lose(self, message: Message) -> bool:
-        """Take a loss notice; whether a member is lost by it. What that means is decided elsewhere."""
-        roster = self.roster
-        stillborn = roster.stillborn(message.sender)
-        if stillborn is not None:
-            self._launch(stillborn)
-        peer = roster.find(message.sender)
-        if peer is None:
-            return False  # known already: both its connection and its process report the same end
-        self._strike_off(peer, message.read(Lost).reason)
-        return True
-
-    def _strike_off(self, peer: PeerId, reason: str) -> None:
-        roster = self.roster
-        member = roster.members.pop(peer)
-        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        if self.step > member.since:
-            roster.attempts.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
-        if not roster.lost and self._recovering is None:
-            self._lost_at = self.world.now()
-        roster.lost.append(member.name)
-
-    def expel(self, peer: PeerId, reason: str) -> NoReturn:
-        """End a peer whose word cannot be taken, and treat it as lost.
-
-        Raises:
-            PeersLost: always.
-        """
-        self._put_down(self.roster.name_of(peer))
-        self._strike_off(peer, reason)
-        raise PeersLost(self.roster.lost)
-
-    def _put_down(self, name: str) -> None:
-        """End the process of that name, if there is one: what stands still must not wake up beside its replacement."""
-        with suppress(KeyError, ProcessLookupError):  # it is gone, as it should be
-            self.world.disturb(name, "kill")
-
-    def _launch(self, name: str, *, faults: bool = False) -> None:
-        self.roster.count_launch(name, self.step)
-        self._put_down(name)
-        launch = Launch(
-            name=name,
-            program=PROGRAM,
-            argument=encode(self.job),
-            speed=self.roster.speed(name),
-            faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
-            threads=self.recipe.swarm.threads,
-        )
-        self.roster.launched[name] = ticket = self.world.launch(launch)
-        self.roster.awaited[name] = self.world.identity(ticket)
 
     # -- seats -----------------------------------------------------------------------------------------------
 
@@ -314,8 +131,9 @@ class Lead:
         if self._recovering is not None:
             rung, names = self._recovering
             self._recovering = None
-            pause = self.world.now() - self._lost_at
+            pause = 0.0 if self.lost_at is None else self.world.now() - self.lost_at
             self.record("train.recover", Recovered(rung=rung, lost=names, pause_s=pause))
+            self.lost_at = None
 
     def _await_names(self) -> set[str]:
         """Peers without whom no step can be computed and who are still on their way."""
@@ -345,14 +163,6 @@ class Lead:
         self._recovering = (rescue.rung, before + names)
         if loss.empty_stages or rescue.step < self.step:
             self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)
-
-    def replace_lost(self) -> tuple[str, ...]:
-        """Start replacements for whoever is lost (unless that is off); returns the names."""
-        names, self.roster.lost = tuple(self.roster.lost), []
-        for name in names:
-            if self.recipe.swarm.respawn and name not in self.roster.launched:
-                self._launch(name)
-        return names
 
     async def _seat(self, vacant: Sequence[tuple[PeerId, int]]) -> None:
         """Give each peer its stage's state, from a donor where one holds it, else from the snapshot."""

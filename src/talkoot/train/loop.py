@@ -17,7 +17,8 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan import StepPlan, planners, validate
-from talkoot.train.lead import Lead, PeersLost
+from talkoot.train.crew import PeersLost
+from talkoot.train.lead import Lead
 from talkoot.train.mend import Situation, mend, outstanding, repairs, share_of
 from talkoot.train.messages import Commit, Prepared
 from talkoot.train.records import Committed, Evaluated

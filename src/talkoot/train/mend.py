@@ -15,7 +15,8 @@ import msgspec
 from talkoot.core.ids import PeerId
 from talkoot.plan.repair import Mending, Progress, Repair, Wound, repairs
 from talkoot.plan.steps import Path, StepPlan, validate
-from talkoot.train.lead import Lead, PeersLost
+from talkoot.train.crew import PeersLost
+from talkoot.train.lead import Lead
 from talkoot.train.messages import Amend, Begin, Census, Item, Mix, Prepared, Standing
 from talkoot.train.records import Mended
 
@@ -122,8 +123,10 @@ async def _take_stock(lead: Lead, lost: frozenset[PeerId], count: int, step: int
 
 async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -> Situation:
     plan, last = mending.plan, lead.num_stages - 1
-    names = lead.replace_lost()
+    names, lead.lost_at = lead.replace_lost(), None
     hurt = {lead.roster.home[name] for name in names}
+    if mending.restarted:  # every stage computes them again, those too that were already mixing
+        hurt = set(range(lead.num_stages))
     if lead.job.config.tied and not plan.ring and hurt & {0, last}:
         hurt |= {0, last}  # both ends of a tied embedding mix again
     attempts = dict(situation.attempts)

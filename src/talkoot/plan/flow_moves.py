@@ -1,0 +1,134 @@
+"""How two peers of one stage rearrange what they hold: the moves of local search, and when to take them.
+
+Two kinds of move, between any two places: exchange what follows (the ways home change hands), or exchange all (each
+peer takes the other's part in its lane; one of the two may be an empty or an unused place). A move that joins more
+lanes is taken; one that joins fewer never; among the others the objective decides, and below a temperature chance
+(Metropolis). Judged by the largest of the lanes concerned, ties by their sum, the sorted costs of all lanes only
+ever fall without a temperature, so this ends.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from talkoot.plan.flow_messages import End, Link, Place
+
+Objective: TypeAlias = Literal["max", "sum"]
+EPSILON_S = 1e-9  # costs nearer than this are equal
+
+
+class Side(NamedTuple):
+    """One of the two peers: its link costs in seconds, and its places (changed in place)."""
+
+    peer: str
+    costs: Mapping[str, float]
+    places: list[Place]
+
+    def value(self, place: Place) -> tuple[int, float] | None:
+        """(0 = not joined, 1 = joined, 2 = a whole lane, its cost in seconds), or None where it cannot stand here."""
+        up, down = place.up, place.down
+        before = 0.0 if up is None else self.costs.get(up.up.peer)
+        after = 0.0 if down is None else self.costs.get(down.down.peer)
+        if before is None or after is None:
+            return None
+        if up is None or down is None:
+            return 0, 0.0
+        if up.target != down.target:
+            return None
+        if up.up.cost_s is None or down.down.cost_s is None:
+            return 1, 0.0
+        return 2, up.up.cost_s + before + after + down.down.cost_s
+
+
+class Taste(NamedTuple):
+    """What is wanted: the objective, the temperature in seconds (0 = only improvements), and whose dice."""
+
+    objective: Objective
+    temperature_s: float
+    chance: random.Random
+
+    def accepts(self, old: list[tuple[int, float]], new: list[tuple[int, float]]) -> bool:
+        """Whether two places should become two others."""
+        ranks_old, ranks_new = _ranks(old), _ranks(new)
+        if ranks_old != ranks_new:
+            return ranks_new > ranks_old
+        gain = sum(cost for _, cost in old) - sum(cost for _, cost in new)
+        if self.objective == "max":
+            of_max = max(cost for _, cost in old) - max(cost for _, cost in new)
+            gain = gain if abs(of_max) <= EPSILON_S else of_max
+        if abs(gain) <= EPSILON_S:
+            return False
+        if gain > 0 or not self.temperature_s:
+            return gain > 0
+        return self.chance.random() < math.exp(gain / self.temperature_s)
+
+
+def _ranks(values: list[tuple[int, float]]) -> tuple[int, int]:
+    return sum(rank > 0 for rank, _ in values), sum(rank > 1 for rank, _ in values)
+
+
+def rearrange(sides: list[Side], taste: Taste) -> bool:
+    """Try every move among the places of all ``sides``, in random order; whether anything changed.
+
+    Once if there is a temperature, else until no move helps.
+    """
+    changed = False
+    while True:
+        units = [(side, index) for side in sides for index in _distinct(side.places)]
+        moves = [
+            (a, b, whole)
+            for at, a in enumerate(units)
+            for b in units[:at]
+            for whole in ((False, True) if a[0] is not b[0] else (False,))
+        ]
+        taste.chance.shuffle(moves)
+        if not sum(_try(*move, taste) for move in moves):
+            return changed
+        changed = True
+        if taste.temperature_s:
+            return True
+
+
+def pair_up(side: Side, taste: Taste) -> bool:
+    """The same within one peer: which way in goes with which way out."""
+    units = [(side, index) for index in _distinct(side.places)]
+    return sum(_try(a, b, False, taste) for at, a in enumerate(units) for b in units[:at]) > 0
+
+
+def _distinct(places: list[Place]) -> list[int]:
+    """Indices of all places but repeated empty ones."""
+    empty = [index for index, place in enumerate(places) if place == Place()]
+    return [index for index in range(len(places)) if index not in empty[1:]]
+
+
+def _try(a: tuple[Side, int], b: tuple[Side, int], whole: bool, taste: Taste) -> bool:
+    (side_a, at_a), (side_b, at_b) = a, b
+    old_a, old_b = side_a.places[at_a], side_b.places[at_b]
+    if whole:
+        new_a, new_b = old_b, old_a
+    elif old_a.down is old_b.down:
+        return False
+    else:
+        new_a, new_b = Place(old_a.up, old_b.down), Place(old_b.up, old_a.down)
+    values = side_a.value(old_a), side_b.value(old_b), side_a.value(new_a), side_b.value(new_b)
+    was_a, was_b, is_a, is_b = values
+    if is_a is None or is_b is None:
+        return False
+    if taste.accepts([was_a or (0, 0.0), was_b or (0, 0.0)], [is_a, is_b]):
+        side_a.places[at_a], side_b.places[at_b] = new_a, new_b
+        return True
+    return False
+
+
+def claimed(peer: str, places: list[Place]) -> list[Place]:
+    """``places`` as ``peer`` holds them: ends that were another's get the next version."""
+    return [Place(_claimed(peer, place.up, False), _claimed(peer, place.down, True)) for place in places]
+
+
+def _claimed(peer: str, link: Link | None, up: bool) -> Link | None:
+    if link is None or link.end(up).peer == peer:
+        return link
+    return link.moved(up, End(peer, link.end(up).version + 1))

@@ -1,8 +1,11 @@
-"""Routing by the sender's own view alone: each peer of a path chooses the next one, knowing nobody's load but its own.
+"""Routing by each origin's own view alone: it chooses the next peer of a microbatch, knowing nobody's load but its own.
 
-``weighted``: interleaved weighted round-robin. A sender gives each peer of the next stage work in proportion to how
-fast it answers it: the next microbatch goes where the answers to all that it has sent there would be there first
-(Ryabinin et al., 2023, "SWARM Parallelism", arXiv 2301.11913). ``greedy``: always to the peer that answers soonest.
+``weighted``: interleaved weighted round-robin. An origin gives each peer of a stage work in proportion to how fast it
+is answered from there: the next microbatch goes where the answers to all that it has sent there would be there first
+(Ryabinin et al., 2023, "SWARM Parallelism", arXiv 2301.11913). Links count, not only the peers' own throughput, and an
+origin's account covers whole stages: accounts of every sender by itself, or weights without links, give longer
+iterations on unlike machines far apart (see the lab book).
+``greedy``: always to the peer that answers soonest.
 Both are what routing without agreement between peers can do, and baselines for those that do agree.
 """
 
@@ -15,7 +18,7 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Hop, Path, Seat, StepPlan, View, pace, planners
 from talkoot.plan.straight import share
 
-Choice = Callable[[Seat, Seat], float]  # (sender, candidate) -> the smaller the better
+Choice = Callable[[Seat, Seat, Seat], float]  # (origin, sender, candidate) -> the smaller the better
 
 
 def answer_s(view: View, sender: Seat, target: Seat) -> float:
@@ -28,8 +31,8 @@ def weighted(view: View) -> StepPlan:
     """See the module's text; implements :class:`talkoot.plan.steps.Planner`."""
     sent: Counter[tuple[PeerId, PeerId]] = Counter()
 
-    def choose(sender: Seat, target: Seat) -> float:
-        return (sent[sender.peer, target.peer] + 1) * answer_s(view, sender, target)
+    def choose(origin: Seat, sender: Seat, target: Seat) -> float:
+        return (sent[origin.peer, target.peer] + 1) * answer_s(view, sender, target)
 
     return _route(view, choose, sent)
 
@@ -37,7 +40,7 @@ def weighted(view: View) -> StepPlan:
 @planners.register("greedy")
 def greedy(view: View) -> StepPlan:
     """See the module's text; implements :class:`talkoot.plan.steps.Planner`."""
-    return _route(view, lambda sender, target: answer_s(view, sender, target), Counter())
+    return _route(view, lambda _, sender, target: answer_s(view, sender, target), Counter())
 
 
 def _route(view: View, cost: Choice, sent: Counter[tuple[PeerId, PeerId]]) -> StepPlan:
@@ -51,7 +54,7 @@ def _route(view: View, cost: Choice, sent: Counter[tuple[PeerId, PeerId]]) -> St
         way = [seat]
         for candidates in stages:
             sender = way[-1]
-            way.append(min(candidates, key=lambda target: (cost(sender, target), target.peer)))
-            sent[sender.peer, way[-1].peer] += 1
+            way.append(min(candidates, key=lambda target: (cost(seat, sender, target), target.peer)))
+            sent[seat.peer, way[-1].peer] += 1
         paths.append(Path(m, tuple(Hop(hop.stage, hop.peer) for hop in way), waits.get(m)))
     return StepPlan(tuple(paths), ring=True)

@@ -18,9 +18,9 @@ from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.train import records
+from talkoot.train.job import Job
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
-from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Data, Model, Recipe, Swarm, Train
 from talkoot.world.faults import Fault

@@ -7,9 +7,9 @@ import pytest
 from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.train.compute import BlankStage
+from talkoot.train.job import Job
 from talkoot.train.lead import Lead
 from talkoot.train.loop import train
-from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Model, Recipe, Swarm, Train
 from talkoot.train.rehearse import rehearse

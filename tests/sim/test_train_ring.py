@@ -114,3 +114,34 @@ def test_where_skipping_has_slack_a_lost_visit_is_left_out_and_the_rest_repaired
     shortened = run.facts("train.commit", records.Committed)[3]
     assert sorted(map(len, shortened.stages)) == [2, 3, 3, 3, 3]
     assert run.result.finished
+
+
+def flowing(**more) -> Recipe:
+    return ring(planner="flow", slots=2, microbatches=6, **more)
+
+
+def test_peers_that_negotiate_their_routes_train_the_same_bits_as_planned_ones():
+    run, planned = simulate(flowing()), simulate(ring(slots=2, microbatches=6))
+    assert run.result.state_hash == planned.result.state_hash
+    (routed,) = run.facts("train.routes", records.Routed)
+    assert sum(route.count for route in routed.routes) == 6
+    assert {len(route.peers) for route in routed.routes} == {STAGES}
+    used = [name for route in routed.routes for name in route.peers]
+    assert all(used.count(name) <= 2 for name in used), "no peer is on more lanes than it has slots"
+
+
+@pytest.mark.parametrize("phase", ["forward", "mix"])
+def test_a_relay_that_comes_back_finds_the_routes_as_they_were(phase):
+    recipe = msgspec.structs.replace(flowing(), faults=(Fault(peer="cedar", step=2, phase=phase),))
+    run = simulate(recipe)
+    assert run.result.state_hash == simulate(flowing()).result.state_hash
+    assert len(run.facts("train.routes", records.Routed)) == 1
+
+
+def test_when_a_relay_stays_away_the_others_negotiate_anew():
+    recipe = replace(flowing(), "swarm", respawn=False)
+    run = simulate(msgspec.structs.replace(recipe, faults=(Fault(peer="cedar", step=2, phase="backward"),)))
+    assert run.result.state_hash == simulate(flowing()).result.state_hash
+    first, second = run.facts("train.routes", records.Routed)
+    assert any("cedar" in route.peers for route in first.routes)
+    assert not any("cedar" in route.peers for route in second.routes)

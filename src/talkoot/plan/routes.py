@@ -15,6 +15,7 @@ from talkoot.plan.repair import choose
 from talkoot.plan.steps import Hop, Path, Seat, StepPlan, View, planners
 
 
+@planners.register("flow")
 @planners.register("routes")
 def routes(view: View) -> StepPlan:
     """See the module's text; implements :class:`talkoot.plan.steps.Planner`.

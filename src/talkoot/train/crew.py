@@ -14,9 +14,9 @@ from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
+from talkoot.train.job import Job
 from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.messages import Cut, Hello
-from talkoot.train.peer import Job
 from talkoot.train.records import Facts, Gone, Joined
 from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
@@ -90,7 +90,7 @@ class Crew:
         answers: dict[PeerId, A] = {}
         wanted = set(peers)
         while wanted:
-            message = await self._next(topic, wanted)
+            message = await self.next(topic, wanted)
             current = (message.topic, message.generation, message.step) == (topic, self.generation, step)
             if current and message.sender in wanted:
                 try:
@@ -102,7 +102,12 @@ class Crew:
                     break
         return {peer: answers[peer] for peer in sorted(answers)}
 
-    async def _next(self, topic: str, waiting_for: Iterable[str]) -> Message:
+    async def next(self, topic: str, waiting_for: Iterable[str]) -> Message:
+        """The next message on ``topic``, or one about who is there, which has been dealt with.
+
+        Raises:
+            PeersLost, TalkootError: as :meth:`gather`.
+        """
         try:
             message = await self.world.receive(*NOTICES, topic, timeout=self.recipe.train.patience_s)
         except TimeoutError:

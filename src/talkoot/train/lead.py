@@ -6,8 +6,10 @@ it knows from the log, so it can be started again at any time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 import talkoot
 from talkoot.core.errors import Exit, TalkootError
@@ -16,10 +18,10 @@ from talkoot.core.log import Log
 from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.crew import NOTICES, Crew
+from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.messages import Assign, Contact, Give, Introduce, Ready
 from talkoot.train.outlook import start_of, view_of
-from talkoot.train.peer import Job
 from talkoot.train.records import (
     End,
     PeerState,
@@ -65,6 +67,8 @@ class Lead(Crew):
         self.saved_at: int | None = None
         self.stop_requested = False
         self.state_hash = ""
+        self.routes = self.recipe.routes  # as planned, or as the peers agreed on last
+        self.routed_for: Mapping[str, int] = {}  # the stages that they held then, by name
         self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
         self._vacated = False
         self._recovering: tuple[str, tuple[str, ...]] | None = None
@@ -72,7 +76,8 @@ class Lead(Crew):
 
     def view(self, num_microbatches: int) -> View:
         """What a planner is told about this step."""
-        return view_of(self.job, self.roster, self.stages, self.step, num_microbatches)
+        view = view_of(self.job, self.roster, self.stages, self.step, num_microbatches)
+        return msgspec.structs.replace(view, routes=self.routes)
 
     # -- seats -----------------------------------------------------------------------------------------------
 
@@ -120,11 +125,11 @@ class Lead(Crew):
             PeersLost: somebody was lost meanwhile; call it again.
         """
         while self.world.pending(*NOTICES):
-            await self._next(HELLO, ())
+            await self.next(HELLO, ())
         if self.roster.lost:
             self._recover()
         while self._await_names():
-            await self._next(HELLO, self._await_names())
+            await self.next(HELLO, self._await_names())
         vacant = self.roster.unseated()
         if vacant:
             await self._seat(vacant)

@@ -22,6 +22,7 @@ from talkoot.train.lead import Lead
 from talkoot.train.mend import Situation, mend, outstanding, repairs, share_of
 from talkoot.train.messages import Commit, Prepared
 from talkoot.train.records import Committed, Evaluated
+from talkoot.train.routing import agree_on_routes
 from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
 
@@ -73,6 +74,8 @@ async def run_steps(lead: Lead) -> None:
                 await save_snapshot(lead)
             if done:
                 return
+            if recipe.planner == "flow":
+                await agree_on_routes(lead)
             plan = begin(lead)
             plan, prepared = await compute(lead, plan, step)
             await commit(lead, plan, prepared, step)

@@ -116,6 +116,30 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     evaluate: bool = False
 
 
+class Neighbour(msgspec.Struct, frozen=True, array_like=True):
+    """A peer of the same or a neighbouring stage, and what a hop to it costs in seconds, half of the work included."""
+
+    peer: str
+    stage: int
+    hop_s: float
+
+
+class Negotiate(msgspec.Struct, frozen=True, kw_only=True):
+    """Lead to peer, ``negotiate``: agree with your neighbours on lanes.
+
+    Attributes:
+        places: lanes that a relay can be part of, or that an origin wants.
+        period_s: of the peers' clocks; about half a usual round trip.
+    """
+
+    stage: int
+    num_stages: int
+    places: int
+    neighbours: tuple[Neighbour, ...]
+    period_s: float
+    seed: int
+
+
 class Census(msgspec.Struct, frozen=True):
     """Lead to peer, ``census``: peers are lost within a step; say what you have done, and hear them no more."""
 

@@ -9,7 +9,7 @@ import msgspec
 import talkoot
 from talkoot.plan.steps import View
 from talkoot.train.compute import hop_bytes, stage_flops
-from talkoot.train.peer import Job
+from talkoot.train.job import Job
 from talkoot.train.records import Start
 from talkoot.train.roster import Roster
 
@@ -25,7 +25,6 @@ def view_of(job: Job, roster: Roster, stages: Sequence[tuple[int, int]], step: i
         step=step,
         seed=recipe.seed,
         visits=recipe.train.visits,
-        routes=recipe.routes,
         homes=roster.home,
         network=recipe.network,
         hop_bytes=hop_bytes(job.config, recipe),

@@ -6,6 +6,8 @@ The same coroutine runs in both worlds. It never decides anything about the swar
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,10 +18,12 @@ import msgspec
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.ids import PeerId, digest
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
-from talkoot.model.config import ModelConfig
+from talkoot.plan.flow import FlowNode, Settings
+from talkoot.plan.flow_messages import Card
 from talkoot.plan.steps import Work
-from talkoot.train.compute import BlankStage, StageCompute
+from talkoot.train.compute import StageCompute
 from talkoot.train.desk import Desk, Parcel
+from talkoot.train.job import Job, make_stage
 from talkoot.train.messages import (
     Amend,
     Assign,
@@ -32,32 +36,20 @@ from talkoot.train.messages import (
     Hello,
     Introduce,
     Mix,
+    Negotiate,
     Prepared,
     Ready,
     Saved,
     Standing,
 )
-from talkoot.train.recipe import Recipe
+from talkoot.train.negotiate import negotiate, topic_of
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
 from talkoot.world.api import HELLO, LOST, Frame, Lost, Message, World, frame_bytes
 from talkoot.world.base import MAX_FRAMES
 
+QUIET_PERIODS = 40  # of a negotiation without change, and this peer is content
 CHUNK_BYTES = 256 * 2**20  # of a state on its way to a newcomer
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What every peer of a run is told at its launch.
-
-    Attributes:
-        tokens: folder of the packed text; None = the tensor-free rehearsal.
-        tokens_digest: of its content; a peer with other text refuses to work.
-    """
-
-    recipe: Recipe
-    config: ModelConfig
-    tokens: str | None = None
-    tokens_digest: str = ""
 
 
 class _Amended(Exception):
@@ -78,19 +70,6 @@ async def train_peer(world: World, argument: bytes) -> None:
         await peer.serve(tasks)
 
 
-def make_stage(job: Job, first: int, last: int) -> StageCompute:
-    """The stage's arithmetic: with tensors, or without where the job has no text."""
-    if job.tokens is None:
-        return BlankStage(job.config, first, last, job.recipe)
-    import torch
-
-    from talkoot.train.prepare import open_windows
-    from talkoot.train.tensors import TensorStage
-
-    torch.set_num_threads(job.recipe.swarm.threads)
-    return TensorStage(job.config, first, last, job.recipe, open_windows(job.recipe, job.tokens, job.tokens_digest))
-
-
 class Peer:
     """State of one training peer; see :func:`train_peer`."""
 
@@ -101,6 +80,7 @@ class Peer:
         self.stage: StageCompute | None = None
         self.index = 0
         self.generation = 0
+        self.node: FlowNode | None = None  # while routes are negotiated
         self.desk = Desk(world.me, ())
         self.mix = Mix(group=(), visitors=())
         self.prepared = -1  # the mixing attempt that the lead was told of
@@ -113,12 +93,14 @@ class Peer:
         world = self.world
         hello = Hello(world.name, world.address, OLDEST_PROTOCOL, PROTOCOL)
         await world.send(self.lead, HELLO, hello)
-        topics = ("introduce", "assign", "give", "begin", "commit", "save", "stop", LOST)
+        topics = ("introduce", "assign", "give", "negotiate", "begin", "commit", "save", "stop", LOST)
         while True:
             message = await world.receive(*topics)
             if message.topic == LOST:
                 if message.sender == self.lead:
                     return await self._cancel()
+                if self.node is not None:
+                    await self._forget(self.node, message.sender)
                 # The lead may still reach both of us, so it must hear of it; what it means is its decision.
                 await world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
                 continue
@@ -134,6 +116,9 @@ class Peer:
                     self.running = tasks.create_task(self._assign(message.read(Assign)))
                 case "give":
                     await self._give(message.read(Give), message.step)
+                case "negotiate":
+                    await self._cancel()
+                    self.running = tasks.create_task(self._negotiate(message.read(Negotiate)))
                 case "begin":
                     await self._cancel()
                     self.running = tasks.create_task(self._compute(message.read(Begin), message.step))
@@ -180,6 +165,27 @@ class Peer:
         state, tensors = self._held().save()
         name = self.world.blobs.put(state)
         await self._tell("saved", Saved(blob=name, size=len(state), tensors=tensors), step)
+
+    async def _negotiate(self, ask: Negotiate) -> None:
+        period_s, generation = ask.period_s, self.generation
+        chance = random.Random(f"{ask.seed} {self.world.name}")
+        card, settings = Card(self.world.me, ask.stage), Settings(period_s=period_s)
+        node = self.node = FlowNode(card, ask.num_stages, ask.places, chance=chance, settings=settings)
+        for other in ask.neighbours:
+            node.met(other.peer, other.stage, other.hop_s)
+        await negotiate(
+            self.world,
+            node,
+            generation=generation,
+            quiet_s=QUIET_PERIODS * period_s,
+            limit_s=math.inf,  # the lead knows when it is enough
+            listen_for_losses=False,
+        )
+        self.node = None
+
+    async def _forget(self, node: FlowNode, peer: PeerId) -> None:
+        for to, message in node.forget(peer, self.world.now()):
+            await self.world.send(PeerId(to), topic_of("message", self.generation), message, generation=self.generation)
 
     async def _commit(self, commit: Commit, step: int) -> None:
         await self._cancel()  # it only waits for news by now: the lead has everybody's word that all is prepared

@@ -9,6 +9,7 @@ import msgspec
 
 from talkoot.core.fold import Chapter, Entry, chapters
 from talkoot.core.receipt import Receipt
+from talkoot.plan.steps import Route
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +138,17 @@ class Recovered(Facts, frozen=True, kw_only=True):
     rung: str
     lost: tuple[str, ...]
     pause_s: float
+
+
+class Routed(Facts, frozen=True, kw_only=True):
+    """``train.routes``: the ways that microbatches take from here on, and how they were found.
+
+    ``seconds``: how long that took.
+    """
+
+    routes: tuple[Route, ...]
+    reason: str
+    seconds: float
 
 
 class Mended(Facts, frozen=True, kw_only=True):

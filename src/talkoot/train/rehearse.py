@@ -12,10 +12,10 @@ import msgspec
 from talkoot.core.fold import Entry, State
 from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
+from talkoot.train.job import Job
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
 from talkoot.train.methods import check_methods
-from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
 from talkoot.world.api import Host

@@ -134,6 +134,10 @@ class Roster:
         named = [(peer, stage, self.name_of(peer)) for peer, stage in self.seated()]
         return [Seat(peer, stage, self.speed(name), name, self.slots(name)) for peer, stage, name in named]
 
+    def returns(self, name: str) -> bool:
+        """Whether a peer of that name is on its way, or will be started again."""
+        return name in self.launched or self._swarm.respawn
+
     def missing(self) -> tuple[set[str], list[int]]:
         """What hinders work: names still to come for stages that nobody holds, and such stages without a name."""
         coming = self.names() | set(self.launched)

@@ -18,12 +18,12 @@ from talkoot.core.fold import State
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
+from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.lead import Lead
 from talkoot.train.lock import locked
 from talkoot.train.loop import Result, train
 from talkoot.train.methods import check_methods
-from talkoot.train.peer import Job
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (

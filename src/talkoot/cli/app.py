@@ -74,11 +74,15 @@ def plan(recipe: RecipeFile = None, sets: Sets = [], json: Json = False) -> None
 
 
 @app.command()
-def doctor(json: Json = False) -> None:
+def doctor(
+    probe: Annotated[Optional[Path], typer.Option(help="Measure links and speed instead; write this profile.")] = None,  # noqa: UP045
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Peer processes that --probe starts.")] = 3,
+    json: Json = False,
+) -> None:
     """Check this machine: libraries, processors, memory, sockets; measure how fast it trains."""
     from talkoot.cli import doctor as verb
 
-    verb.run(as_json=json)
+    verb.run(as_json=json, probe=probe, nodes=nodes)
 
 
 @app.command()

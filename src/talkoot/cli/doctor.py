@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import platform
@@ -9,18 +10,26 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from talkoot.cli.output import print_json, print_table
-from talkoot.core.errors import Exit
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.keys import Key, verify
+
+if TYPE_CHECKING:
+    from talkoot.plan.profile import Profile
 
 NEEDED = ("torch", "pyzmq", "msgspec", "cryptography", "safetensors", "tokenizers", "numpy", "starlette", "uvicorn")
 OPTIONAL = {"transformers": "hf", "pyarrow": "data", "datasets": "data"}
 Finding = tuple[str, str, bool]
 
 
-def run(*, as_json: bool) -> None:
+def run(*, as_json: bool, probe: Path | None = None, nodes: int = 3) -> None:
     """Run the verb; exits with 4 when something needed does not work."""
+    if probe is not None:
+        return _probe(probe, nodes, as_json=as_json)
     findings = [*_machine(), *_libraries(), *_works()]
     if as_json:
         print_json([{"check": what, "found": found, "ok": ok} for what, found, ok in findings])
@@ -28,6 +37,59 @@ def run(*, as_json: bool) -> None:
         print_table([("ok" if ok else "BAD", what, found) for what, found, ok in findings])
     if not all(ok for _, _, ok in findings):
         sys.exit(Exit.FAILED_CHECK)
+    return None
+
+
+def _probe(path: Path, nodes: int, *, as_json: bool) -> None:
+    """Measure links and speed with ``nodes`` peer processes on this machine, and write the profile to ``path``."""
+    from talkoot.plan.profile import dump_profile
+
+    if path.exists() or not path.parent.is_dir():
+        raise TalkootError(
+            "the profile cannot be written",
+            where=str(path),
+            why="it exists already" if path.exists() else f"there is no folder {path.parent}",
+            next="name another file, or remove that one" if path.exists() else "make the folder, or name another one",
+        )
+    profile = measure(nodes)
+    with path.open("x", encoding="utf-8") as file:
+        file.write(f"# Measured by `talkoot doctor --probe`: {nodes} processes on one machine.\n")
+        file.write(dump_profile(profile))
+    if as_json:
+        print_json({"profile": str(path), **msgspec.to_builtins(profile)})
+        return
+    rows = [
+        (name, f"{link.latency_s * 1e3:.3f} ms", f"{link.bytes_per_s / 2**20:.1f} MiB/s")
+        for name, link in profile.links.items()
+    ]
+    print_table(rows, ("link", "latency", "bandwidth"))
+    seconds = [(node.name, f"{node.layer_sample_s * 1e3:.3f} ms", node.slots) for node in profile.nodes]
+    print()
+    print_table(seconds, ("node", "layer, one sample", "slots"))
+
+
+def measure(nodes: int) -> Profile:
+    """A measured profile of that many peer processes on this machine, timing a layer of the default recipe's model."""
+    from talkoot.model.config import ModelConfig
+    from talkoot.train.probe import Probe, probe
+    from talkoot.train.recipe import Recipe, peer_names
+    from talkoot.world.real.host import RealHost
+    from talkoot.world.real.peer import Settings
+
+    recipe = Recipe()
+    config = ModelConfig.from_depth(recipe.model.depth, 1024)
+    job = Probe(config=config, context=recipe.model.context, samples=recipe.train.microbatch_size, shared_by=nodes)
+
+    async def main() -> Profile:
+        host = RealHost(Settings(run="probe", name="lead"), preload=("torch", "talkoot.model.stage", probe.__module__))
+        try:
+            await host.ready()
+            return await probe(host, peer_names(nodes), job)
+        finally:
+            await host.dismiss()
+            await host.close()
+
+    return asyncio.run(main())
 
 
 def _machine() -> list[Finding]:

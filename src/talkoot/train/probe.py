@@ -27,7 +27,7 @@ from talkoot.world.links import Link
 
 ROUND_TRIPS = 9
 TRANSFERS = 3
-FIRST_BYTES, MAX_BYTES = 2**16, 2**26
+FIRST_BYTES, MAX_BYTES = 2**16, 2**24
 TRANSFER_S = 0.25  # a frame that takes longer tells enough
 LAYERS_TIMED = 9
 MAX_SLOTS = 16
@@ -123,7 +123,7 @@ async def _round_trip(world: World, target: PeerId, size: int = 0) -> float:
 async def _time_layer(world: World, job: Probe) -> float:
     """Seconds of one decoder layer's forward for one sample, the median of several."""
     config, work = job.config, _nothing
-    flops = float(config.flops_per_token(job.context) * job.context / config.layer_count)
+    flops = float(config.layer_flops(job.context)[1] * job.context)
     if world.kind == "real":
         work = _layer_forward(job)
         await world.compute(work, flops)  # the first one warms caches
@@ -165,7 +165,9 @@ def _slots(world: World, job: Probe) -> int:
         return Node(name=world.name).slots
     config, tokens = job.config, job.context
     layer_bytes = 4 * tokens * (34 * config.width + 2 * config.heads * tokens)
-    return max(1, min(MAX_SLOTS, free_memory_bytes() // (2 * job.shared_by * job.samples * config.layers * layer_bytes)))
+    return max(
+        1, min(MAX_SLOTS, free_memory_bytes() // (2 * job.shared_by * job.samples * config.layers * layer_bytes))
+    )
 
 
 def free_memory_bytes() -> int:
@@ -189,16 +191,18 @@ async def probe(host: Host, names: Sequence[str], job: Probe, speeds: Sequence[f
     Raises:
         TalkootError: a peer failed, was lost, or did not answer in time.
     """
+    program = f"{probe_peer.__module__}:{probe_peer.__name__}"
+    launched: set[PeerId] = set()
     for index, name in enumerate(names):
         speed = speeds[index] if index < len(speeds) else 1.0
-        program = f"{probe_peer.__module__}:{probe_peer.__name__}"
-        host.launch(Launch(name=name, program=program, argument=encode(job), speed=speed))
+        launched.add(host.identity(host.launch(Launch(name=name, program=program, argument=encode(job), speed=speed))))
     peers: dict[str, Contact] = {}
     while len(peers) < len(names):
         message = await _answer(host, HELLO)
-        hello = message.read(Hello)
-        host.meet(message.sender, hello.address)
-        peers[hello.name] = Contact(message.sender, hello.address)
+        if message.sender in launched:
+            hello = message.read(Hello)
+            host.meet(message.sender, hello.address)
+            peers[hello.name] = Contact(message.sender, hello.address)
     ids = {name: PeerId(peers[name].peer) for name in names}
     for name, peer in ids.items():
         others = tuple(contact for other, contact in peers.items() if other != name)

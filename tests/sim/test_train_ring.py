@@ -14,7 +14,7 @@ from talkoot.plan.steps import Route
 from talkoot.train import records
 from talkoot.train.oracle import step_gradients
 from talkoot.train.prepare import cut_stages, model_config, open_windows
-from talkoot.train.recipe import PHASES, Recipe
+from talkoot.train.recipe import PHASES, Joiner, Recipe
 
 STAGES = 3  # the tiny model: embedding, head | block 1 | block 2
 
@@ -145,3 +145,53 @@ def test_when_a_relay_stays_away_the_others_negotiate_anew():
     first, second = run.facts("train.routes", records.Routed)
     assert any("cedar" in route.peers for route in first.routes)
     assert not any("cedar" in route.peers for route in second.routes)
+
+
+@pytest.mark.parametrize("planner", ["straight", "flow", "weighted"])
+def test_a_peer_that_comes_later_gets_a_stage_and_work_and_changes_no_bit(planner):
+    recipe = replace(ring(planner=planner, slots=2, microbatches=6), "swarm", groups=(2, 1, 2), slots=2)
+    alone = simulate(recipe)
+    joined = simulate(replace(recipe, "swarm", joiners=(Joiner(name="late", step=2, slots=2),)))
+    assert joined.result.state_hash == alone.result.state_hash
+    seat = next(facts for facts in joined.facts("peer.seat", records.Seated) if facts.name == "late")
+    assert (seat.stage, seat.source) == (1, "replica"), "the stage with the fewest slots"
+    last = joined.facts("train.commit", records.Committed)[-1]
+    assert any("late" in path for path in last.paths)
+
+
+def test_a_peer_that_helps_nowhere_waits():
+    recipe = ring(planner="flow", slots=3, microbatches=2)
+    run = simulate(replace(recipe, "swarm", joiners=(Joiner(name="spare", step=1, slots=1),)))
+    assert not any(facts.name == "spare" for facts in run.facts("peer.seat", records.Seated))
+    assert run.result.finished
+
+
+def test_a_spare_takes_the_place_of_a_peer_that_is_gone_for_good():
+    recipe = replace(ring(planner="flow", slots=2, microbatches=4), "swarm", respawn=False)
+    recipe = replace(recipe, "swarm", joiners=(Joiner(name="spare", step=0, slots=2),))
+    run = simulate(msgspec.structs.replace(recipe, faults=(Fault(peer="cedar", step=1, phase="forward"),)))
+    seat = next(facts for facts in run.facts("peer.seat", records.Seated) if facts.name == "spare")
+    assert seat.stage == 1
+    assert any("spare" in path for path in run.facts("train.commit", records.Committed)[-1].paths)
+
+
+def test_routes_are_planned_anew_when_a_peer_turns_out_slower_than_assumed():
+    """The recipe takes all peers for equal; in truth one relay is ten times slower."""
+    routes = (Route(("alder", "cedar", "elm"), 3), Route(("birch", "dogwood", "fir"), 3))
+    recipe = ring(routes=routes, planner="routes", slots=3, microbatches=6, steps=8, replan_at=0.5)
+    recipe = replace(recipe, "swarm", flops=2e7)  # so that computing is what takes time
+
+    def slow(lead, simulation) -> None:
+        before = lead.world.launch
+
+        def launch(peer):
+            return before(msgspec.structs.replace(peer, speed=0.1) if peer.name == "cedar" else peer)
+
+        lead.world.launch = launch
+
+    run = simulate(recipe, started=slow)
+    (routed,) = run.facts("train.routes", records.Routed)
+    assert "speeds" in routed.reason
+    shares = [sum("cedar" in path for path in facts.paths) for facts in run.facts("train.commit", records.Committed)]
+    assert shares[0] == 3
+    assert shares[-1] < 3

@@ -25,7 +25,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             only where contention is modelled.
         share_s: ``share_s[i][j]``: one stage's whole gradient from i to j (for the all-reduce inside a stage).
         layer_s: compute of one layer's forward for one microbatch, by node.
-        stage_layers: number of layers in each stage.
+        stage_layers: how many layers' worth of work there is in each stage.
         slots: microbatches whose activations a node can hold at once.
         backward_ratio, loss_ratio: backward of a stage, and head with loss and its gradient at the origin, relative
             to one forward of the stage.
@@ -36,7 +36,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: Matrix
     share_s: Matrix
     layer_s: tuple[float, ...]
-    stage_layers: tuple[int, ...]
+    stage_layers: tuple[float, ...]
     slots: tuple[int, ...]
     backward_ratio: float = 1.5
     loss_ratio: float = 0.25

@@ -91,7 +91,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         routes: planned or negotiated ways by name, for planners that follow them; ``homes``: every name's stage.
         network: the links between peers, by name.
         hop_bytes: size of an activation.
-        stage_s: seconds of one forward of each stage on a peer of speed 1.
+        stage_s: seconds of one forward of each stage on a peer of speed 1; ``loss_s``: of a loss at an origin.
     """
 
     seats: Sequence[Seat]
@@ -106,6 +106,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     network: Network = Network()
     hop_bytes: int = 0
     stage_s: Sequence[float] = ()
+    loss_s: float = 0.0
 
     def holders(self, stage: int) -> list[Seat]:
         """Seats of one stage; ValueError when there is none."""

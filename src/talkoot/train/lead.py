@@ -15,6 +15,8 @@ import talkoot
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
+from talkoot.plan.drift import Drift
+from talkoot.plan.newcomers import stages_for
 from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.crew import NOTICES, Crew
@@ -68,7 +70,8 @@ class Lead(Crew):
         self.stop_requested = False
         self.state_hash = ""
         self.routes = self.recipe.routes  # as planned, or as the peers agreed on last
-        self.routed_for: Mapping[str, int] = {}  # the stages that they held then, by name
+        self.routed_for: Mapping[str, int] = dict(self.roster.home) if self.routes else {}  # who held what then
+        self.drift = Drift(self.recipe.train.replan_at)
         self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
         self._vacated = False
         self._recovering: tuple[str, tuple[str, ...]] | None = None
@@ -126,10 +129,15 @@ class Lead(Crew):
         """
         while self.world.pending(*NOTICES):
             await self.next(HELLO, ())
+        for name in self.roster.due(self.step):
+            self._launch(name)
         if self.roster.lost:
             self._recover()
         while self._await_names():
             await self.next(HELLO, self._await_names())
+        newcomers = self.roster.newcomers()
+        if newcomers:
+            self.roster.home |= stages_for(newcomers, self.view(self.recipe.train.microbatches))
         vacant = self.roster.unseated()
         if vacant:
             await self._seat(vacant)

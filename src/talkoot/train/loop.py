@@ -21,8 +21,8 @@ from talkoot.train.crew import PeersLost
 from talkoot.train.lead import Lead
 from talkoot.train.mend import Situation, mend, outstanding, repairs, share_of
 from talkoot.train.messages import Commit, Prepared
-from talkoot.train.records import Committed, Evaluated
-from talkoot.train.routing import agree_on_routes
+from talkoot.train.records import Committed, Evaluated, Worked
+from talkoot.train.routing import refresh_routes
 from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
 
@@ -74,8 +74,7 @@ async def run_steps(lead: Lead) -> None:
                 await save_snapshot(lead)
             if done:
                 return
-            if recipe.planner == "flow":
-                await agree_on_routes(lead)
+            await refresh_routes(lead)
             plan = begin(lead)
             plan, prepared = await compute(lead, plan, step)
             await commit(lead, plan, prepared, step)
@@ -139,9 +138,23 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
         gradient_norm=norm,
     )
     lead.record("train.commit", facts, step=step, parents=tuple(parents))
+    if recipe.replan_at:
+        watch_speeds(lead, prepared)
     scale = recipe.clip / norm if recipe.clip and norm > recipe.clip else 1.0
     for peer, _ in lead.roster.seated():
         await lead.tell(peer, "commit", Commit(learning_rate=rate, scale=scale), step)
+
+
+def watch_speeds(lead: Lead, prepared: Mapping[PeerId, Prepared]) -> None:
+    """Compare what each peer's work took with what it should have taken; see ``train.replan_at``."""
+    view = lead.view(lead.recipe.train.microbatches)
+    for seat in view.seats if view.stage_s else ():
+        answer = prepared.get(seat.peer)
+        if answer is not None and answer.receipt is not None:
+            facts = answer.receipt.open().read(Worked)
+            passes = facts.forwards + 2 * facts.backwards
+            expected_s = passes * view.stage_s[seat.stage] + facts.losses * view.loss_s
+            lead.drift.note(seat.name, seat.speed, expected_s, facts.busy_s)
 
 
 async def evaluate(lead: Lead, step: int) -> None:

@@ -17,6 +17,7 @@ from talkoot.train.roster import Roster
 def view_of(job: Job, roster: Roster, stages: Sequence[tuple[int, int]], step: int, num_microbatches: int) -> View:
     """What a planner knows of a step, or of an evaluation, with this many microbatches."""
     recipe = job.recipe
+    costs = [stage_flops(job.config, *cut, recipe) for cut in stages]
     return View(
         seats=roster.seats(),
         num_stages=len(stages),
@@ -28,7 +29,8 @@ def view_of(job: Job, roster: Roster, stages: Sequence[tuple[int, int]], step: i
         homes=roster.home,
         network=recipe.network,
         hop_bytes=hop_bytes(job.config, recipe),
-        stage_s=[stage_flops(job.config, *cut, recipe)[0] / recipe.swarm.flops for cut in stages],
+        stage_s=[forward / recipe.swarm.flops for forward, _ in costs],
+        loss_s=costs[0][1] / recipe.swarm.flops,
     )
 
 

@@ -349,6 +349,7 @@ class Peer:
             busy_s=self.busy_s,
             forwards=self.desk.counts["forward"],
             backwards=self.desk.counts["backward"],
+            losses=self.desk.counts["loss"],
         )
         # The squared norms, all bits of them, are a cheap fingerprint of the gradient that this peer vouches for.
         fingerprint = msgspec.msgpack.encode((sorted(losses.items()), norms))

@@ -73,6 +73,8 @@ class Train(_Section, frozen=True, kw_only=True):
         planner, mixing, recovery: methods by name; recovery rungs in the order in which they are tried.
         visits, full_every: in a ring, stages that a microbatch visits (0 = all), and every how many steps one is
             done with all stages (0 = never).
+        replan_at: plan the routes anew when a peer computes slower or faster than assumed by more than this share of
+            its speed; 0 = never.
         repair: what happens to microbatches on the way when a peer is lost within a step, by name.
         checkpoint_every, keep_checkpoints: in steps; 0 = only at the end.
         evaluate_every, evaluate_batches: held-out evaluation; 0 = only at the end.
@@ -97,12 +99,28 @@ class Train(_Section, frozen=True, kw_only=True):
     recovery: tuple[str, ...] = ("replica", "checkpoint")
     visits: int = 0
     full_every: int = 0
+    replan_at: float = 0.0
     repair: str = "repair"
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     evaluate_every: int = 100
     evaluate_batches: int = 8
     patience_s: float = 300.0
+
+
+class Joiner(_Section, frozen=True, kw_only=True):
+    """A peer that comes later and is given a stage where it helps, or waits until it does.
+
+    Attributes:
+        name: unique.
+        step: when it comes, in committed steps.
+        speed, slots: as for the others.
+    """
+
+    name: str
+    step: int = 0
+    speed: float = 1.0
+    slots: int = 0
 
 
 class Swarm(_Section, frozen=True, kw_only=True):
@@ -116,6 +134,7 @@ class Swarm(_Section, frozen=True, kw_only=True):
         slots: how many microbatches a peer of a ring can hold at once, for all or per peer; 0 = any number.
         flops: floating-point operations per second of a peer of speed 1 in the simulated world.
         emulate: in the real world, delay messages like the network section's links and computations like ``flops``.
+        joiners: peers that come later.
         respawn: start a replacement when a peer is lost.
         threads: torch threads per peer.
         host: address that peers listen on; anything but loopback is encrypted.
@@ -130,6 +149,7 @@ class Swarm(_Section, frozen=True, kw_only=True):
     slots: int | tuple[int, ...] = 0
     flops: float = PEER_FLOPS
     emulate: bool = False
+    joiners: tuple[Joiner, ...] = ()
     respawn: bool = True
     threads: int = 1
     host: str = "127.0.0.1"
@@ -197,7 +217,7 @@ class Recipe(_Section, frozen=True, kw_only=True):
         _check_swarm(self)
         if any(not 0 < speed <= 1 for speed in swarm.speeds):
             raise _bad("swarm.speeds", f"{list(swarm.speeds)}: each speed is in (0, 1], 1 = unhindered")
-        known = set(swarm.peers)
+        known = {*swarm.peers, *(joiner.name for joiner in swarm.joiners)}
         for fault in self.faults:
             if fault.peer not in known:
                 raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
@@ -220,8 +240,15 @@ def _check_swarm(recipe: Recipe) -> None:
         raise _bad("swarm.names", f"{len(set(swarm.names))} different names for {count} peers")
     if not isinstance(swarm.slots, int) and len(swarm.slots) != count:
         raise _bad("swarm.slots", f"{len(swarm.slots)} figures for {count} peers")
-    if any(not name or name != "".join(name.split()) or "->" in name or name == "lead" for name in swarm.names):
+    names = [*swarm.names, *(joiner.name for joiner in swarm.joiners)]
+    if any(not name or name != "".join(name.split()) or "->" in name or name == "lead" for name in names):
         raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" is taken')
+    everybody = [*swarm.peers, *(joiner.name for joiner in swarm.joiners)]
+    if len(set(everybody)) != len(everybody):
+        raise _bad("swarm.joiners", "two peers have the same name")
+    for joiner in swarm.joiners:
+        if joiner.step < 0 or not 0 < joiner.speed <= 1 or joiner.slots < 0:
+            raise _bad("swarm.joiners", f"{joiner.name}: step and slots are at least 0, the speed is in (0, 1]")
     if swarm.layout == "line" and (train.visits not in (0, swarm.num_stages) or recipe.routes):
         raise _bad("train.visits", "only in a ring can stages be skipped", 'set swarm.layout = "ring"')
     if train.visits > swarm.num_stages or train.visits < 0:
@@ -245,7 +272,7 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for name in ("learning_rate", "epsilon", "patience_s"):
         value = getattr(train, name)
         yield f"train.{name}", value, 0 < value < math.inf, "above 0"
-    for name in ("weight_decay", "clip", "warmup", "final_rate"):
+    for name in ("weight_decay", "clip", "warmup", "final_rate", "replan_at"):
         value = getattr(train, name)
         yield f"train.{name}", value, 0 <= value < math.inf, "at least 0"
     for name in ("beta1", "beta2"):

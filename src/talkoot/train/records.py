@@ -82,7 +82,8 @@ class Gone(Facts, frozen=True, kw_only=True):
 class Worked(Facts, frozen=True, kw_only=True):
     """``train.step``: a peer's own account of its part of a step.
 
-    ``forwards``, ``backwards``: how often it did each; more than its microbatches = work done twice after a crash.
+    ``forwards``, ``backwards``, ``losses``: how often it did each; more than its microbatches = work
+    done twice after a crash.
     """
 
     stage: int
@@ -91,6 +92,7 @@ class Worked(Facts, frozen=True, kw_only=True):
     busy_s: float
     forwards: int = 0
     backwards: int = 0
+    losses: int = 0
 
 
 class Committed(Facts, frozen=True, kw_only=True):

@@ -28,12 +28,13 @@ class Roster:
     """The swarm's members.
 
     Attributes:
-        home: for every name that belongs to the swarm, the stage it serves.
+        home: for every name that a stage was chosen for, that stage.
         members: peers that said hello, by identity.
         launched: names started and not heard of yet, with their launch's ticket.
         awaited: the identity that the latest start of each name has.
         lost: names lost since the last recovery.
         attempts: how often each name was started since it last did some work.
+        measured: speeds that turned out to be others than the recipe's.
     """
 
     def __init__(self, swarm: Swarm) -> None:
@@ -42,15 +43,19 @@ class Roster:
         self.home = dict(swarm.peers)
         self._speeds = {name: swarm.speed(index) for index, name in enumerate(self.home)}
         self._slots = {name: swarm.slots_of(index) for index, name in enumerate(self.home)}
+        self._joiners = {joiner.name: joiner for joiner in swarm.joiners}
+        self._speeds |= {name: joiner.speed for name, joiner in self._joiners.items()}
+        self._slots |= {name: joiner.slots for name, joiner in self._joiners.items()}
         self.members: dict[PeerId, Member] = {}
         self.launched: dict[str, str] = {}
         self.awaited: dict[str, PeerId] = {}
         self.lost: list[str] = []
         self.attempts: dict[str, int] = {}
+        self.measured: dict[str, float] = {}
 
     def speed(self, name: str) -> float:
-        """Relative speed of the peer of that name."""
-        return self._speeds[name]
+        """Relative speed of the peer of that name, as far as is known by now."""
+        return self.measured.get(name, self._speeds[name])
 
     def slots(self, name: str) -> int:
         """Microbatches that the peer of that name can hold at once; 0 = any number."""
@@ -117,8 +122,20 @@ class Roster:
 
     def unseated(self) -> list[tuple[PeerId, int]]:
         """Members without a seat, each with the stage that waits for it, in the same order."""
-        free = [(self.home[m.name], m.name, peer) for peer, m in self.members.items() if m.stage is None]
+        free = [(self.home[m.name], m.name, peer) for peer, m in self._without_seat() if m.name in self.home]
         return [(peer, stage) for stage, _, peer in sorted(free)]
+
+    def newcomers(self) -> list[Seat]:
+        """Members for whom no stage was chosen yet; they count as being in none."""
+        found = sorted((m.name, peer) for peer, m in self._without_seat() if m.name not in self.home)
+        return [Seat(peer, -1, self.speed(name), name, self.slots(name)) for name, peer in found]
+
+    def due(self, step: int) -> list[str]:
+        """Peers that come by this step and were never started."""
+        return [name for name, joiner in self._joiners.items() if joiner.step <= step and name not in self.awaited]
+
+    def _without_seat(self) -> list[tuple[PeerId, Member]]:
+        return [(peer, member) for peer, member in self.members.items() if member.stage is None]
 
     def vacate(self) -> None:
         """Take everybody's seat away: their states no longer count."""
@@ -145,7 +162,7 @@ class Roster:
         hopeless = []
         for stage in range(self.num_stages):
             if not self.holders(stage):
-                candidates = {name for name in coming if self.home[name] == stage}
+                candidates = {name for name in coming if self.home.get(name) == stage}
                 wanted |= candidates
                 if not candidates:
                     hopeless.append(stage)

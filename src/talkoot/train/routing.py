@@ -1,7 +1,8 @@
-"""Routes that the peers agree on among themselves, before a step, whenever who holds what has changed.
+"""Routes made anew between two steps, when who holds what has changed, or how fast they are; they stand in the log.
 
-The lead only starts and ends it: it tells each peer its neighbours and what a hop to them costs, waits until all are
-quiet, and makes routes of the lanes that they hold (:mod:`talkoot.plan.flow`). They stand in the log.
+Planner ``flow`` has the peers agree on them. The lead only starts and ends it: it tells each peer its neighbours and
+what a hop to them costs, waits until all are quiet, and makes routes of the lanes that they hold
+(:mod:`talkoot.plan.flow`). Planner ``routes`` has the lead search for them (:mod:`talkoot.plan.search_routes`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from statistics import mean
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
+from talkoot.plan.dispatch import lane_counts
 from talkoot.plan.flow import Holding, flows
+from talkoot.plan.problem import Problem, Rules
+from talkoot.plan.search_routes import find_routes
 from talkoot.plan.steps import Route, Seat, View
 from talkoot.plan.straight import share
 from talkoot.train.lead import Lead
@@ -22,23 +26,60 @@ from talkoot.train.negotiate import Quiet, topic_of
 from talkoot.train.records import Routed
 
 LIMIT_PERIODS = 4_000
+EFFORT = 3_000  # iterations played while the swarm waits for new routes
 
 
-async def agree_on_routes(lead: Lead) -> None:
-    """Have the peers negotiate, unless the routes that stand were made for those who are here.
+async def refresh_routes(lead: Lead) -> None:
+    """Make new routes unless those that stand were made for who is here and how fast they are.
 
     Raises:
         PeersLost: somebody went away meanwhile; call it again when the swarm is whole.
-        TalkootError: an origin got no lane.
+        TalkootError: there is no way for some microbatch.
     """
+    planner = lead.recipe.train.planner
+    if planner not in ("flow", "routes"):
+        return
     seats = {seat.name: seat.stage for seat in lead.roster.seats()}
     away = {name: stage for name, stage in lead.routed_for.items() if name not in seats and lead.roster.returns(name)}
-    if lead.routes and seats | away == dict(lead.routed_for):
+    speeds = lead.drift.news()
+    lead.roster.measured |= speeds
+    if lead.routes and seats | away == dict(lead.routed_for) and not speeds:
         return
+    started = lead.world.now()
+    if planner == "flow":
+        routes, reason = await _negotiate(lead), "negotiated by the peers"
+    else:
+        routes, reason = _search(lead), "planned anew, as speeds changed" if speeds else "planned anew for who is here"
+    lead.routes, lead.routed_for = routes, seats
+    lead.record("train.routes", Routed(routes=routes, reason=reason, seconds=lead.world.now() - started))
+
+
+def _search(lead: Lead) -> tuple[Route, ...]:
+    """Routes for the peers as they are seated, by the planner that made the first ones."""
+    view = lead.view(lead.recipe.train.microbatches)
+    many = max(1, view.num_microbatches)
+    problem = Problem(
+        names=tuple(seat.name for seat in view.seats),
+        hop_s=tuple(tuple(view.hop_s(a, b) for b in view.seats) for a in view.seats),
+        busy_s=tuple(tuple(0.0 for _ in view.seats) for _ in view.seats),
+        share_s=tuple(tuple(0.0 for _ in view.seats) for _ in view.seats),
+        layer_s=tuple(1.0 / seat.speed for seat in view.seats),
+        stage_layers=tuple(view.stage_s),
+        slots=tuple(seat.slots or many for seat in view.seats),
+        backward_ratio=2.0,
+        loss_ratio=view.loss_s / view.stage_s[0] if view.stage_s[0] else 0.0,
+    )
+    groups = [[i for i, seat in enumerate(view.seats) if seat.stage == stage] for stage in range(view.num_stages)]
+    rules = Rules(visits=view.visits or view.num_stages)
+    found = find_routes(problem, groups, rules, view.num_microbatches, seed=view.seed, effort=EFFORT, quotas="free")
+    names = problem.names
+    return tuple(Route(tuple(names[i] for i in (ln.origin, *ln.relays)), ln.count) for ln in found.lanes if ln.count)
+
+
+async def _negotiate(lead: Lead) -> tuple[Route, ...]:
     lead.generation += 1  # messages of an earlier negotiation mean nothing in this one
     view = lead.view(lead.recipe.train.microbatches)
     asked = _questions(view)
-    started = lead.world.now()
     for peer, ask in asked.items():
         await lead.tell(peer, "negotiate", ask, lead.step)
     period_s = next(iter(asked.values())).period_s
@@ -47,10 +88,7 @@ async def agree_on_routes(lead: Lead) -> None:
         await lead.world.send(peer, topic_of("end", lead.generation), generation=lead.generation)
     holdings = await lead.gather(topic_of("held", lead.generation), asked, Holding, 0)
     lanes = [lane for lane in flows(holdings.values()) if all(peer in lead.roster.members for peer in lane)]
-    lead.routes = _routes(view, [tuple(PeerId(peer) for peer in lane) for lane in lanes])
-    lead.routed_for = seats
-    facts = Routed(routes=lead.routes, reason="negotiated by the peers", seconds=lead.world.now() - started)
-    lead.record("train.routes", facts)
+    return _routes(view, [tuple(PeerId(peer) for peer in lane) for lane in lanes])
 
 
 async def _wait_until_quiet(lead: Lead, peers: set[PeerId], limit_s: float) -> None:
@@ -98,35 +136,22 @@ def _cost_s(view: View, one: Seat, other: Seat) -> float:
 
 
 def _routes(view: View, lanes: Sequence[tuple[PeerId, ...]]) -> tuple[Route, ...]:
-    """Lanes with counts: an origin's next microbatch takes the lane that would have carried all of its own first.
+    """Lanes with counts; origins may get unlike numbers of microbatches, or none.
 
     Raises:
-        TalkootError: an origin has microbatches and no lane.
+        TalkootError: there is no lane.
     """
+    if not lanes:
+        raise TalkootError(
+            "the peers found no way for the microbatches",
+            where=f"{view.num_stages} stages, {len(view.seats)} peers",
+            why="not one lane through all stages came about",
+            next="choose another train.planner, or report this with the run's folder",
+            code=Exit.UNREACHABLE,
+        )
     seats = {seat.peer: seat for seat in view.seats}
-    origins = view.holders(0)
-    routes: list[Route] = []
-    costs = _lane_costs(view, seats, lanes)
-    for origin, wanted in zip(origins, share(view.num_microbatches, [seat.speed for seat in origins]), strict=True):
-        mine = [index for index, lane in enumerate(lanes) if lane[0] == origin.peer]
-        if wanted and not mine:
-            raise TalkootError(
-                f"the peers found no way for the microbatches of {origin.name}",
-                where=f"{len(lanes)} lanes through {view.num_stages} stages",
-                why="every stage needs as many free slots as there are origins",
-                next="raise swarm.slots, add peers to the smallest stage, or choose another train.planner",
-                code=Exit.UNREACHABLE,
-            )
-        carried = dict.fromkeys(mine, 0)
-        for _ in range(wanted):
-            carried[min(mine, key=lambda index: ((carried[index] + 1) * costs[index], index))] += 1
-        routes += [Route(tuple(seats[p].name for p in lanes[i]), count) for i, count in carried.items() if count]
-    return tuple(routes)
-
-
-def _lane_costs(view: View, seats: Mapping[PeerId, Seat], lanes: Sequence[tuple[PeerId, ...]]) -> list[float]:
-    costs: list[float] = []
-    for lane in lanes:
-        ring = [seats[peer] for peer in (*lane, lane[0])]
-        costs.append(sum(_cost_s(view, a, b) for a, b in pairwise(ring)))
-    return costs
+    ways = [[seats[peer] for peer in lane] for lane in lanes]
+    counts = lane_counts(view, ways)
+    return tuple(
+        Route(tuple(seat.name for seat in way), count) for way, count in zip(ways, counts, strict=True) if count
+    )

@@ -15,19 +15,10 @@ from talkoot.plan.repair import choose
 from talkoot.plan.steps import Hop, Path, Seat, StepPlan, View, planners
 
 
-@planners.register("flow")
 @planners.register("routes")
 def routes(view: View) -> StepPlan:
-    """See the module's text; implements :class:`talkoot.plan.steps.Planner`.
-
-    Raises:
-        ValueError: there are no routes, or they carry another number of microbatches than the step has.
-    """
-    if sum(route.count for route in view.routes) != view.num_microbatches:
-        raise ValueError(f"the routes do not carry {view.num_microbatches} microbatches")
-    present = {seat.name: seat for seat in view.seats}
-    load: Counter[PeerId] = Counter()
-    ways = [_present(view, route.peers, present, load) for route in view.routes]
+    """See the module's text; implements :class:`talkoot.plan.steps.Planner`; raises as :func:`present_ways`."""
+    ways = present_ways(view)
     paths: list[Path] = []
     before: dict[int, int] = {}
     for turn in range(max(route.count for route in view.routes)):
@@ -36,6 +27,19 @@ def routes(view: View) -> StepPlan:
                 paths.append(Path(len(paths), ways[lane], before.get(lane)))
                 before[lane] = len(paths) - 1
     return StepPlan(tuple(paths), ring=True)
+
+
+def present_ways(view: View) -> list[tuple[Hop, ...]]:
+    """The hops of each of the view's routes, the missing stood in for.
+
+    Raises:
+        ValueError: there are no routes, or they carry another number of microbatches than the step has.
+    """
+    if sum(route.count for route in view.routes) != view.num_microbatches:
+        raise ValueError(f"the routes do not carry {view.num_microbatches} microbatches")
+    present = {seat.name: seat for seat in view.seats}
+    load: Counter[PeerId] = Counter()
+    return [_present(view, route.peers, present, load) for route in view.routes]
 
 
 def _present(view: View, names: Sequence[str], present: Mapping[str, Seat], load: Counter[PeerId]) -> tuple[Hop, ...]:

@@ -86,7 +86,10 @@ class Simulation:
     @property
     def computations(self) -> list[Computed]:
         """Everything that was computed, in the order of its beginning; empty without a diary."""
-        return [done._replace(end=min(done.end, self._peers[done.peer].killed_at)) for done in self._diary or ()]
+        return [
+            done._replace(end=max(done.start, min(done.end, self._peers[done.peer].killed_at)))
+            for done in self._diary or ()
+        ]
 
     def run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str = "lead") -> T:
         """Run ``program`` as the lead until it returns; everything it launched ends with it. Works once."""

@@ -8,8 +8,7 @@ what a hop to them costs, waits until all are quiet, and makes routes of the lan
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from statistics import mean
 
 from talkoot.core.errors import Exit, TalkootError

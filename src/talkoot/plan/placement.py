@@ -17,7 +17,7 @@ from talkoot.plan.ring import Ints
 
 Groups = tuple[tuple[int, ...], ...]
 
-POPULATION = 32
+POPULATION = 96
 GENERATION = 32  # offspring that are bred and refined together
 CUTS = 5  # of the crossover
 REFINEMENTS = 12  # moves that each offspring tries

@@ -288,7 +288,7 @@ class FlowNode(Builder):
         sides = [Side(self.me, self.costs, list(self.places))]
         sides += [Side(guest, offer.costs, list(offer.places)) for guest, offer in guests]
         changed = not self.locked and rearrange(sides, self._taste(self.heat if self._warm else 0.0))
-        arranged = [claimed(side.peer, side.places) for side in sides]
+        arranged = [claimed(side) for side in sides] if changed else [side.places for side in sides]
         links = {link.name: link for places in arranged for link in links_of(places)}
         group = tuple(side.peer for side in sides)
         for (guest, offer), places in zip(guests, arranged[1:], strict=True):

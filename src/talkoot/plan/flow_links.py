@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from talkoot.plan.flow_messages import Cancel, Card, Check, End, Link, Outgoing, Place
-from talkoot.plan.flow_moves import EPSILON_S
+from talkoot.plan.flow_moves import same, through
 
 MAX_CHECK_PERIODS = 32  # the longest pause between two comparisons of an unchanging link
 MAX_REMEMBERED = 256  # links passed on, kept to tell where they went
@@ -92,14 +92,7 @@ class Links:
 
     def cost(self, index: int, up: bool) -> float | None:
         """What belongs into the register of a place's upper (lower) end: the way from (to) the data node."""
-        if self.stage == 0:
-            return 0.0
-        link = self.places[index].side(not up)
-        if link is None:
-            return None
-        far = link.end(up)
-        hop = self.costs.get(far.peer)
-        return None if hop is None or far.cost_s is None else far.cost_s + hop
+        return through(self.places[index], up, self.costs) if self.stage else 0.0
 
     def settle_links(self, now: float, out: Outgoing) -> None:
         """Cut links to peers that are gone, bring my registers up to date, and compare the copies that are due."""
@@ -108,7 +101,7 @@ class Links:
                 self.put(index, up, None)
         for index, up, link in list(self.links()):
             end, cost = link.end(up), self.cost(index, up)
-            if end.cost_s != cost and (end.cost_s is None or cost is None or abs(end.cost_s - cost) > EPSILON_S):
+            if not same(end.cost_s, cost):
                 self.put(index, up, link.moved(up, End(self.me, end.version + 1, cost)))
         self.compare(now, out)
 

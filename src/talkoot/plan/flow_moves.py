@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from talkoot.plan.flow_messages import End, Link, Place
 
 Objective: TypeAlias = Literal["max", "sum"]
+WARM_SWEEPS = 3
 EPSILON_S = 1e-9  # costs nearer than this are equal
 
 
@@ -71,11 +72,11 @@ def _ranks(values: list[tuple[int, float]]) -> tuple[int, int]:
 
 
 def rearrange(sides: list[Side], taste: Taste) -> bool:
-    """Try every move among the places of all ``sides``, in random order; whether anything changed.
+    """Try all moves among the places of all ``sides``, in random order; whether anything changed.
 
-    Once if there is a temperature, else until no move helps.
+    :data:`WARM_SWEEPS` times if there is a temperature, else until no move helps.
     """
-    changed = False
+    changed, sweeps = False, 0
     while True:
         units = [(side, index) for side in sides for index in _distinct(side.places)]
         moves = [
@@ -85,11 +86,10 @@ def rearrange(sides: list[Side], taste: Taste) -> bool:
             for whole in ((False, True) if a[0] is not b[0] else (False,))
         ]
         taste.chance.shuffle(moves)
-        if not sum(_try(*move, taste) for move in moves):
+        accepted, sweeps = sum(_try(*move, taste) for move in moves), sweeps + 1
+        changed = changed or accepted > 0
+        if not accepted or (taste.temperature_s and sweeps == WARM_SWEEPS):
             return changed
-        changed = True
-        if taste.temperature_s:
-            return True
 
 
 def pair_up(side: Side, taste: Taste) -> bool:
@@ -123,12 +123,31 @@ def _try(a: tuple[Side, int], b: tuple[Side, int], whole: bool, taste: Taste) ->
     return False
 
 
-def claimed(peer: str, places: list[Place]) -> list[Place]:
-    """``places`` as ``peer`` holds them: ends that were another's get the next version."""
-    return [Place(_claimed(peer, place.up, False), _claimed(peer, place.down, True)) for place in places]
+def through(place: Place, up: bool, costs: Mapping[str, float]) -> float | None:
+    """What belongs into the register of a relay's upper (lower) end: the way from (to) the data node, in seconds."""
+    other = place.side(not up)
+    if other is None:
+        return None
+    far = other.end(up)
+    hop = costs.get(far.peer)
+    return None if hop is None or far.cost_s is None else far.cost_s + hop
 
 
-def _claimed(peer: str, link: Link | None, up: bool) -> Link | None:
-    if link is None or link.end(up).peer == peer:
-        return link
-    return link.moved(up, End(peer, link.end(up).version + 1))
+def same(a: float | None, b: float | None) -> bool:
+    """Whether two registers say the same."""
+    return a == b or (a is not None and b is not None and abs(a - b) <= EPSILON_S)
+
+
+def claimed(side: Side) -> list[Place]:
+    """The places with this peer and its costs written into its ends of the links."""
+
+    def end(place: Place, up: bool) -> Link | None:
+        link = place.side(up)
+        if link is None:
+            return None
+        old, cost = link.end(up), through(place, up, side.costs)
+        if old.peer == side.peer and same(old.cost_s, cost):
+            return link
+        return link.moved(up, End(side.peer, old.version + 1, cost))
+
+    return [Place(end(place, False), end(place, True)) for place in side.places]

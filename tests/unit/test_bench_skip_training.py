@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from talkoot.bench import skip_training
+from talkoot.bench.outcome import Options
 from talkoot.bench.peer_layer_orders import Arm, Setting, Trained, balanced_paths, losses_by_depth, orders_of, train
 from talkoot.bench.skip_training import FULL, SAME_STEPS, SKIP
 from talkoot.model.stage import Stage
 from talkoot.plan.problem import Rules, path_violations
 
+ARMS = (SKIP, FULL, SAME_STEPS)
 SMALL = Setting(stages=4, width=32, context=16, microbatches=6, held_out_batches=1, points=3)
 
 
@@ -110,6 +112,33 @@ def test_one_bad_seed_fails_its_bar_and_no_other(seed, holds):
     assert len(skip_training.rows(found)) == 9
 
 
+@pytest.fixture
+def _fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skip_training, "iteration_seconds", lambda full: 75.0 if full else 33.0)
+
+
+@pytest.mark.usefixtures("_fixed_times")
+def test_the_full_pipeline_gets_as_many_steps_as_fit_into_the_skipping_arms_time(monkeypatch):
+    calls = []
+
+    def fake(setting: Setting, arm: Arm, steps: int, seed: int, step_s) -> Trained:
+        seconds = sum(step_s(arm.is_full(step, setting.stages)) for step in range(steps))
+        calls.append((arm.name, steps, seed, seconds))
+        return Trained(curve=((seconds, 2.0),), by_depth={6: 1.6, 5: 1.6, 3: 1.6})
+
+    monkeypatch.setattr(skip_training, "train", fake)
+    outcome = skip_training.measure(Options(seeds=2))
+    skip, same_time, same_steps = (next(call for call in calls if call[0] == arm.name) for arm in ARMS)
+    assert skip[3] - 75 < same_time[3] <= skip[3] < same_steps[3]
+    assert same_steps[1] == skip[1] == 2700
+    assert [call[2] for call in calls] == [0, 1] * 3
+    assert len(outcome.bars) == 4
+    assert not outcome.passed, "equal losses are not lower ones"
+    assert list(outcome.extras) == ["skip-training-curve.svg"]
+    assert len(skip_training.measure(Options(quick=True)).bars) == 2
+
+
+@pytest.mark.usefixtures("_fixed_times")
 def test_the_notes_state_the_cost_at_equal_steps():
     found = {
         SKIP.name: [result(1.6, 1.58, 1.62), result(1.63, 1.6, 1.62)],
@@ -121,8 +150,8 @@ def test_the_notes_state_the_cost_at_equal_steps():
 
 
 def test_the_curve_names_every_arm_and_draws_a_line_for_each_seed():
-    found = {arm.name: [result(1.6, 1.58, 1.62)] * 3 for arm in (SKIP, FULL, SAME_STEPS)}
+    found = {arm.name: [result(1.6, 1.58, 1.62)] * 3 for arm in ARMS}
     drawn = ET.fromstring(skip_training.curves(found))
     names = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {SKIP.name, FULL.name, SAME_STEPS.name, "simulated hours"} <= set(names)
+    assert {*(arm.name for arm in ARMS), "simulated hours"} <= set(names)
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}polyline"))) == 9

@@ -36,8 +36,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 6
     width: int = 64
     context: int = 64
-    microbatches: int = 15
-    held_out_batches: int = 8
+    microbatches: int = 10
+    held_out_batches: int = 4
     points: int = 12
 
     @property
@@ -76,7 +76,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     visits: int
     full_every: int = 0
     swaps: bool = False
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
 
     def is_full(self, step: int, stages: int) -> bool:
         """Whether nothing is skipped in this step."""

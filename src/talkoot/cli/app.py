@@ -66,11 +66,49 @@ def train(
 
 
 @app.command()
-def plan(recipe: RecipeFile = None, sets: Sets = [], json: Json = False) -> None:  # noqa: B006
-    """Say what a recipe will do before it does it: sizes with reasons, stages, traffic, predicted time."""
+def plan(
+    recipe: RecipeFile = None,
+    sets: Sets = [],  # noqa: B006
+    network: Annotated[Optional[str], typer.Option(help="Plan on it: gcp12, dtfm, random:SEED, a profile.")] = None,  # noqa: UP045
+    nodes: Annotated[Optional[int], typer.Option(help="How many of its machines.")] = None,  # noqa: UP045
+    stages: Annotated[Optional[int], typer.Option(min=1, help="Into how many the model is cut.")] = None,  # noqa: UP045
+    visits: Annotated[Optional[int], typer.Option(min=1, help="How many a microbatch visits.")] = None,  # noqa: UP045
+    slots: Annotated[Optional[int], typer.Option(help="Microbatches that a machine can hold.")] = None,  # noqa: UP045
+    microbatches: Annotated[Optional[int], typer.Option(min=1, help="Per iteration.")] = None,  # noqa: UP045
+    quotas: Annotated[Optional[str], typer.Option(help="equal or free, per origin; both by default.")] = None,  # noqa: UP045
+    placement: Annotated[Optional[str], typer.Option(help="A file with it, or A,B/C/D,E by stages.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option(help="Of the search.")] = None,  # noqa: UP045
+    budget_s: Annotated[Optional[float], typer.Option(min=0.1, help="Seconds that the search may take.")] = None,  # noqa: UP045
+    contention: Annotated[
+        bool, typer.Option("--contention", help="Network cards carry one transfer at a time.")
+    ] = False,
+    failures: Annotated[bool, typer.Option("--failures", help="Say what the loss of each machine costs.")] = False,
+    accept_outliers: Annotated[bool, typer.Option("--accept-outliers", help="Believe even unlikely links.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="Write the planned recipe, to train by.")] = None,  # noqa: UP045
+    timeline: Annotated[Optional[Path], typer.Option(help="Draw an iteration: .html, or .json to trace.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Say what a recipe will do before it does it; on a network: who holds what, which way each microbatch takes."""
     from talkoot.cli import plan as verb
 
-    verb.run(recipe=recipe, sets=tuple(sets), as_json=json)
+    request = verb.Request(
+        network=network,
+        nodes=nodes,
+        stages=stages,
+        visits=visits,
+        slots=slots,
+        microbatches=microbatches,
+        quotas=quotas,
+        placement=placement,
+        seed=seed,
+        budget_s=budget_s,
+        contention=contention,
+        failures=failures,
+        accept_outliers=accept_outliers,
+        out=out,
+        timeline=timeline,
+    )
+    verb.run(request, recipe=recipe, sets=tuple(sets), as_json=json)
 
 
 @app.command()

@@ -8,21 +8,29 @@ from typing import Any
 import msgspec
 
 from talkoot.cli.output import print_json, print_table
+from talkoot.cli.plan_request import Request
 from talkoot.model.config import ModelConfig
 from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages, model_config
-from talkoot.train.recipe import Recipe, load_recipe, peer_names
+from talkoot.train.recipe import Recipe, load_recipe
 from talkoot.train.rehearse import Rehearsal, rehearse
 
 STATE_BYTES = 16  # float32 weight, gradient and two moments
 REHEARSED_STEPS = 4
 
 
-def run(*, recipe: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Print the plan."""
+def run(request: Request, *, recipe: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Print what a recipe does; where a network is named, how it is best done there."""
+    request.check()
     loaded = load_recipe(recipe, sets)
     check_methods(loaded)
     config = model_config(loaded, vocab_size=_vocabulary(loaded))
+    if request.network is not None:
+        from talkoot.cli import plan_network
+
+        known = recipe is not None or bool(sets)
+        plan_network.run(request, recipe=loaded if known else None, config=config if known else None, as_json=as_json)
+        return
     short = msgspec.structs.replace(loaded.train, steps=REHEARSED_STEPS, checkpoint_every=0, evaluate_every=0, warmup=0)
     rehearsal = rehearse(msgspec.structs.replace(loaded, train=short, faults=()), config)
     view = _view(loaded, config, rehearsal)
@@ -44,7 +52,6 @@ def _vocabulary(recipe: Recipe) -> int:
 
 def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str, Any]:
     train, swarm = recipe.train, recipe.swarm
-    names = peer_names(swarm.stages * swarm.replicas)
     parameters, flops = config.layer_parameters(), config.layer_flops(recipe.model.context)
     tokens = train.microbatches * train.microbatch_size * recipe.model.context
     activation = 4 * train.microbatch_size * recipe.model.context * config.width
@@ -52,12 +59,13 @@ def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str
         {
             "stage": index,
             "layers": [first, last - 1],
-            "parameters": sum(parameters[first:last]),
-            "share_of_compute": sum(flops[first:last]) / sum(flops),
-            "state_bytes": STATE_BYTES * sum(parameters[first:last]),
-            "peers": names[index * swarm.replicas : (index + 1) * swarm.replicas],
+            "parameters": sum(parameters[layer] for layer in held),
+            "share_of_compute": sum(flops[layer] for layer in held) / sum(flops),
+            "state_bytes": STATE_BYTES * sum(parameters[layer] for layer in held),
+            "peers": [name for name, stage in swarm.peers.items() if stage == index],
         }
         for index, (first, last) in enumerate(cut_stages(config, recipe))
+        for held in (config.held(first, last),)
     ]
     peers = {
         name: {
@@ -65,7 +73,7 @@ def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str
             "sent_bytes_per_step": rehearsal.sent_bytes[name] // REHEARSED_STEPS,
             "speed": swarm.speed(index),
         }
-        for index, name in enumerate(names)
+        for index, name in enumerate(swarm.peers)
     }
     return {
         "world": "simulated, without tensors",

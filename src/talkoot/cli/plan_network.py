@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,7 @@ from talkoot.plan.placement import check_placement, group_sizes
 from talkoot.plan.playback import play
 from talkoot.plan.problem import Problem, Routes, Rules
 from talkoot.plan.profile import Profile, load_profile, to_problem
+from talkoot.plan.routes_space import Space
 from talkoot.plan.search import Plan, failure_costs, make_plan
 from talkoot.serve.timeline import chrome_trace, timeline_html
 from talkoot.train.planned import dump_recipe, planned_recipe, recipe_problem
@@ -121,13 +123,18 @@ def case_of(request: Request, recipe: Recipe | None, config: ModelConfig | None)
             samples=SAMPLES,
         )
     groups = sizes if request.placement is None else check_placement(problem, read_placement(request.placement))
+    rules = Rules(visits=visits)
     usual = recipe.train.microbatches if recipe else WAVES * _origin_slots(problem, groups)
+    microbatches = request.microbatches or usual
+    if request.placement is None:  # what no placement could mend is said before the search for one
+        ends = [0, *accumulate(sizes)]
+        Space(problem, [range(*ends[stage : stage + 2]) for stage in range(stages)], rules, microbatches)
     return Case(
         profile=profile,
         problem=problem,
-        rules=Rules(visits=visits),
+        rules=rules,
         groups=groups,
-        num_microbatches=request.microbatches or usual,
+        num_microbatches=microbatches,
         seed=request.seed if request.seed is not None else recipe.seed if recipe else 0,
     )
 

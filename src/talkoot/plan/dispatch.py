@@ -2,9 +2,9 @@
 
 Every path visits the same stages in the same order, so nothing can wait in a circle: whatever holds a slot of the last
 stage gets its gradient, then whatever holds one of the stage before, and so on. Therefore a microbatch need not wait
-until the one before it on its lane is back: it sets out at once, waits wherever a peer has no free slot, and slots are
-as busy as they can be. A lane's cost alone does not tell how many it should carry, as lanes share peers: the counts are
-those for which an iteration, played through, is shortest.
+until the one before it on its lane is back: it sets out when its origin has a free slot, waits wherever a peer has
+none, and slots are as busy as they can be. A lane's cost alone does not tell how many it should carry, as lanes share
+peers: the counts are those for which an iteration, played through, is shortest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from talkoot.plan.routes import present_ways
-from talkoot.plan.steps import Path, Seat, StepPlan, View, pace, planners
+from talkoot.plan.steps import Path, Seat, StepPlan, View, planners
 
 MAX_TRIALS = 400  # iterations played in search of better counts
 
@@ -26,10 +26,8 @@ def flow(view: View) -> StepPlan:
         ValueError: as :func:`talkoot.plan.routes.present_ways`.
     """
     ways = present_ways(view)
-    launch = [ways[lane] for lane in launch_order([route.count for route in view.routes])]
-    slots = {seat.peer: seat.slots for seat in view.holders(0)}
-    waits = pace({m: way[0].peer for m, way in enumerate(launch)}, slots)
-    return StepPlan(tuple(Path(m, way, waits.get(m)) for m, way in enumerate(launch)), ring=True)
+    launch = launch_order([route.count for route in view.routes])
+    return StepPlan(tuple(Path(m, ways[lane]) for m, lane in enumerate(launch)), ring=True)
 
 
 def lane_counts(view: View, lanes: Sequence[Sequence[Seat]]) -> list[int]:
@@ -74,7 +72,7 @@ def _moved(counts: Sequence[int], giver: int | None, taker: int) -> list[int]:
 class Queues:
     """Plays iterations by the rules of a peer's desk (:mod:`talkoot.train.desk`) and of links that carry one at a time.
 
-    A backward takes two forwards. The loss takes no time, as a view does not price it; mixing is left out.
+    A backward takes two forwards; mixing is left out.
     """
 
     def __init__(self, view: View, lanes: Sequence[Sequence[Seat]]) -> None:
@@ -83,6 +81,7 @@ class Queues:
         ways = [[index[seat.peer] for seat in lane] for lane in lanes]
         self.ways = [[*way, way[0], *reversed(way)] for way in ways]  # out, loss, back
         self.forward_s = [view.forward_s(seat) for seat in seats]
+        self.loss_s = [view.loss_s / seat.speed for seat in seats]
         self.slots = [seat.slots or view.num_microbatches for seat in seats]
         links = [[view.network.link(one.name, other.name) for other in seats] for one in seats]
         self.latency_s = [[link.latency_s for link in row] for row in links]
@@ -130,8 +129,9 @@ class _Iteration:
         forward, visit, m = best
         self.held[node] += forward
         self.doing[node] = m, visit
-        length = 1.0 if forward else 0.0 if visit == self.turn else 2.0
-        heappush(self.events, (now + length * queues.forward_s[node], ~node, 0))
+        forward_s = queues.forward_s[node]
+        seconds = forward_s if forward else queues.loss_s[node] if visit == self.turn else 2 * forward_s
+        heappush(self.events, (now + seconds, ~node, 0))
 
     def _finish(self, node: int, now: float) -> None:
         m, visit = self.doing[node] or (0, 0)

@@ -50,7 +50,7 @@ from talkoot.plan.flow_messages import (
     Request,
     links_of,
 )
-from talkoot.plan.flow_moves import Objective, Side, Taste, claimed, pair_up, rearrange
+from talkoot.plan.flow_moves import NOTHING, Objective, Side, Taste, claimed, pair_up, rearrange
 
 REPEAT_PERIODS = 3  # an unanswered question is repeated
 EXPIRE_PERIODS = 15  # and given up
@@ -194,7 +194,7 @@ class FlowNode(Builder):
             case Exchange():
                 self._exchanged(sender, message)
         if isinstance(message, Check):
-            self.compare(now, out)
+            self.compare_urgent(now, out)
             return out
         return self._flush(now, out)
 
@@ -248,7 +248,7 @@ class FlowNode(Builder):
         return Taste(self.settings.objective, heat * mean, self.chance)
 
     def _whole(self, side: Side) -> bool:
-        return self.stage > 0 and any((side.value(place) or (0, 0.0))[0] == 2 for place in side.places)
+        return self.stage > 0 and any((side.value(place) or NOTHING)[0] == 2 for place in side.places)
 
     def _host(self, now: float) -> str | None:
         """To whom I lay open my places in this round; None = not my stage's turn, or it is me.

@@ -33,6 +33,7 @@ class Links:
         self.tested: set[str] = set()  # peers of my stage with whom nothing was to be gained since the last change
         self.changed = 0  # counts changes of what this peer holds or what it costs
         self._passed_on: dict[str, Link] = {}
+        self._urgent = False
         self._due: dict[str, tuple[float, float]] = {}  # by link: when to compare copies, and the pause after that
 
     @property
@@ -48,9 +49,10 @@ class Links:
     def links(self) -> Iterator[tuple[int, bool, Link]]:
         """(place, whether the upper end is here, link) of all that is held."""
         for index, place in enumerate(self.places):
-            for up in (False, True):
-                if (link := place.side(up)) is not None:
-                    yield index, up, link
+            if place.up is not None:
+                yield index, False, place.up
+            if place.down is not None:
+                yield index, True, place.down
 
     def find(self, name: str, up: bool) -> tuple[int, Link] | None:
         """The place that holds the upper (lower) end of a link, and the link."""
@@ -75,6 +77,7 @@ class Links:
         self.tested.clear()
         if link is not None:
             self._due[link.name] = (0.0, self.period_s)
+            self._urgent = True
 
     def replace(self, mine: list[Place], others: Iterable[Link]) -> None:
         """Hold ``mine`` from now on, and remember where ``others`` are."""
@@ -94,6 +97,11 @@ class Links:
         """What belongs into the register of a place's upper (lower) end: the way from (to) the data node."""
         return through(self.places[index], up, self.costs) if self.stage else 0.0
 
+    def compare_urgent(self, now: float, out: Outgoing) -> None:
+        """The same, if something changed."""
+        if self._urgent:
+            self.compare(now, out)
+
     def settle_links(self, now: float, out: Outgoing) -> None:
         """Cut links to peers that are gone, bring my registers up to date, and compare the copies that are due."""
         for index, up, link in list(self.links()):
@@ -107,6 +115,7 @@ class Links:
 
     def compare(self, now: float, out: Outgoing) -> None:
         """Send a copy of every link that changed or was not compared for long."""
+        self._urgent = False
         due: dict[str, tuple[float, float]] = {}
         for _, up, link in self.links():
             when, pause = self._due.get(link.name, (0.0, self.period_s))

@@ -17,6 +17,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from talkoot.plan.flow_messages import End, Link, Place
 
 Objective: TypeAlias = Literal["max", "sum"]
+Value: TypeAlias = tuple[
+    int, float
+]  # of a place: 0 = not joined, 1 = joined, 2 = a whole lane, and its cost in seconds
+NOTHING: Value = (0, 0.0)
 WARM_SWEEPS = 3
 EPSILON_S = 1e-9  # costs nearer than this are equal
 
@@ -28,15 +32,15 @@ class Side(NamedTuple):
     costs: Mapping[str, float]
     places: list[Place]
 
-    def value(self, place: Place) -> tuple[int, float] | None:
-        """(0 = not joined, 1 = joined, 2 = a whole lane, its cost in seconds), or None where it cannot stand here."""
+    def value(self, place: Place) -> Value | None:
+        """What a place would be worth here; None where it cannot stand here."""
         up, down = place.up, place.down
         before = 0.0 if up is None else self.costs.get(up.up.peer)
         after = 0.0 if down is None else self.costs.get(down.down.peer)
         if before is None or after is None:
             return None
         if up is None or down is None:
-            return 0, 0.0
+            return NOTHING
         if up.target != down.target:
             return None
         if up.up.cost_s is None or down.down.cost_s is None:
@@ -51,24 +55,23 @@ class Taste(NamedTuple):
     temperature_s: float
     chance: random.Random
 
-    def accepts(self, old: list[tuple[int, float]], new: list[tuple[int, float]]) -> bool:
+    def accepts(self, old: tuple[Value, Value], new: tuple[Value, Value]) -> bool:
         """Whether two places should become two others."""
-        ranks_old, ranks_new = _ranks(old), _ranks(new)
-        if ranks_old != ranks_new:
-            return ranks_new > ranks_old
-        gain = sum(cost for _, cost in old) - sum(cost for _, cost in new)
+        (was_a, old_a_s), (was_b, old_b_s) = old
+        (is_a, new_a_s), (is_b, new_b_s) = new
+        joined = (is_a > 0) + (is_b > 0) - (was_a > 0) - (was_b > 0)
+        whole = (is_a > 1) + (is_b > 1) - (was_a > 1) - (was_b > 1)
+        if joined or whole:
+            return (joined, whole) > (0, 0)
+        gain = old_a_s + old_b_s - new_a_s - new_b_s
         if self.objective == "max":
-            of_max = max(cost for _, cost in old) - max(cost for _, cost in new)
+            of_max = max(old_a_s, old_b_s) - max(new_a_s, new_b_s)
             gain = gain if abs(of_max) <= EPSILON_S else of_max
         if abs(gain) <= EPSILON_S:
             return False
         if gain > 0 or not self.temperature_s:
             return gain > 0
         return self.chance.random() < math.exp(gain / self.temperature_s)
-
-
-def _ranks(values: list[tuple[int, float]]) -> tuple[int, int]:
-    return sum(rank > 0 for rank, _ in values), sum(rank > 1 for rank, _ in values)
 
 
 def rearrange(sides: list[Side], taste: Taste) -> bool:
@@ -113,11 +116,10 @@ def _try(a: tuple[Side, int], b: tuple[Side, int], whole: bool, taste: Taste) ->
         return False
     else:
         new_a, new_b = Place(old_a.up, old_b.down), Place(old_b.up, old_a.down)
-    values = side_a.value(old_a), side_b.value(old_b), side_a.value(new_a), side_b.value(new_b)
-    was_a, was_b, is_a, is_b = values
+    is_a, is_b = side_a.value(new_a), side_b.value(new_b)
     if is_a is None or is_b is None:
         return False
-    if taste.accepts([was_a or (0, 0.0), was_b or (0, 0.0)], [is_a, is_b]):
+    if taste.accepts((side_a.value(old_a) or NOTHING, side_b.value(old_b) or NOTHING), (is_a, is_b)):
         side_a.places[at_a], side_b.places[at_b] = new_a, new_b
         return True
     return False

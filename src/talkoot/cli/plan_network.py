@@ -17,21 +17,17 @@ from talkoot.cli.plan_show import failure_views, plan_view, show
 from talkoot.core.errors import TalkootError
 from talkoot.core.plain import read_plain
 from talkoot.model.config import ModelConfig
-from talkoot.plan import published
 from talkoot.plan.placement import check_placement, group_sizes
 from talkoot.plan.playback import play
 from talkoot.plan.problem import Problem, Routes, Rules
-from talkoot.plan.profile import Profile, load_profile, to_problem
+from talkoot.plan.profile import Profile, load_profile
 from talkoot.plan.routes_space import Space
 from talkoot.plan.search import Plan, failure_costs, make_plan
 from talkoot.serve.timeline import chrome_trace, timeline_html
-from talkoot.train.planned import dump_recipe, planned_recipe, recipe_problem
+from talkoot.train.planned import dump_recipe, planned_recipe, recipe_problem, usual_problem
 from talkoot.train.recipe import Recipe
 from talkoot.train.rehearse import rehearse
 
-# The published cost profile: 8 sequences of 1024 tokens per microbatch, one layer of width 1024 per stage.
-SAMPLES = 8
-GRADIENT_BYTES = 4 * 12 * 1024**2
 WAVES = 2  # microbatches per lane where nobody says how many
 
 
@@ -97,8 +93,7 @@ def run(request: Request, *, recipe: Recipe | None, config: ModelConfig | None, 
 def case_of(request: Request, recipe: Recipe | None, config: ModelConfig | None) -> Case:
     """The machines, costs and rules that a command line and a recipe describe.
 
-    Without a recipe, costs are those of the published runs on gcp12: 0.44 s per stage where a node takes 0.055 s per
-    layer and sample, activations of 33.6 MB, gradients of 50 MB, a backward 1.5 forwards, the loss a quarter of one.
+    Without a recipe, costs are those of :func:`talkoot.train.planned.usual_problem`.
 
     Raises:
         TalkootError: whatever does not fit together.
@@ -115,13 +110,7 @@ def case_of(request: Request, recipe: Recipe | None, config: ModelConfig | None)
     if recipe is not None and config is not None:
         problem = recipe_problem(recipe, config, profile, stages)
     else:
-        problem = to_problem(
-            profile,
-            activation_bytes=published.ACTIVATION_BYTES,
-            gradient_bytes=GRADIENT_BYTES,
-            stage_layers=(1,) * stages,
-            samples=SAMPLES,
-        )
+        problem = usual_problem(profile, stages)
     groups = sizes if request.placement is None else check_placement(problem, read_placement(request.placement))
     rules = Rules(visits=visits)
     usual = recipe.train.microbatches if recipe else WAVES * _origin_slots(problem, groups)

@@ -9,6 +9,7 @@ import msgspec
 
 from talkoot.core.toml import to_toml
 from talkoot.model.config import ModelConfig
+from talkoot.plan import published
 from talkoot.plan.problem import Problem, Routes, Rules
 from talkoot.plan.profile import Profile, to_network, to_problem
 from talkoot.plan.steps import Route
@@ -17,6 +18,7 @@ from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe, Swarm
 from talkoot.world.links import Link, Network
 
+USUAL_SAMPLES = 8
 BACKWARD_RATIO = 2.0  # what a peer's backward costs beside its forward; see `talkoot.train.peer`
 _WRITTEN = ("latency_s", "bytes_per_s")  # figures of a link that are written down even where they are the usual ones
 
@@ -56,6 +58,21 @@ def recipe_problem(recipe: Recipe, config: ModelConfig, profile: Profile, num_st
         samples=recipe.train.microbatch_size,
         backward_ratio=BACKWARD_RATIO,
         loss_ratio=costs[0][1] / (tokens * per_token[0]),
+    )
+
+
+def usual_problem(profile: Profile, num_stages: int, samples: int = USUAL_SAMPLES) -> Problem:
+    """What one iteration costs where no recipe names a model: a published profile of costs.
+
+    One layer of width 1024 per stage, sequences of 1024 tokens, a backward of 1.5 forwards, the loss a quarter of one.
+    With 8 sequences, and 0.055 s per layer and sequence, these are the costs of :mod:`talkoot.plan.published`.
+    """
+    return to_problem(
+        profile,
+        activation_bytes=published.ACTIVATION_BYTES * samples / USUAL_SAMPLES,
+        gradient_bytes=4 * 12 * 1024**2,
+        stage_layers=(1,) * num_stages,
+        samples=samples,
     )
 
 

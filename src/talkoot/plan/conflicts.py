@@ -14,7 +14,7 @@ in everywhere, and stages, slots and lanes may be of any number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from random import Random
 from time import monotonic
@@ -24,6 +24,7 @@ import msgspec
 from talkoot.plan.paths import Interval, Trip, Visit, trips
 from talkoot.plan.problem import Lane
 from talkoot.plan.quotas import lane_counts
+from talkoot.plan.routes_anneal import Score
 from talkoot.plan.routes_first import most_lanes, rebalance
 from talkoot.plan.routes_space import Lanes, Space
 
@@ -32,7 +33,6 @@ STAGE_BRANCHES, NODE_BRANCHES = 3, 2
 PRUNE, ENOUGH = 1.15, 8
 REPAIR_STEPS = 50
 
-Score = Callable[[Lanes], float]
 Waits = dict[int, tuple[Interval, ...]]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from talkoot.plan.problem import Rules
 from talkoot.plan.routes_space import Space
 
 Interval = tuple[float, float]
@@ -98,10 +99,7 @@ def trips(
     closed: Collection[int] = (),
     most: int = 1,
 ) -> Iterator[Trip]:
-    """Permitted paths from an origin and back, the earliest home first.
-
-    Exact where nothing is reserved. Among reservations a state is left for good after ``most`` arrivals, the earliest
-    ones, though a later arrival might have had to wait less further on.
+    """Permitted paths from an origin and back, the earliest home first; exact where nothing is reserved.
 
     Args:
         space: problem, placement and rules.
@@ -109,14 +107,15 @@ def trips(
         start_s: when its forward is ready there.
         reserved: by node, sorted intervals in which it is taken: the visit waits until they end.
         closed: nodes that must not be visited.
-        most: how many paths are wanted at most.
+        most: how many paths are wanted at most; of the arrivals at a state, so many are followed.
     """
     problem, rules, stage_of = space.problem, space.rules, space.stage_of
     reserved = reserved or {}
     rows = ahead_s(space, origin)
     nodes = [node for node, stage in stage_of.items() if stage and node not in closed]
     tail_s = problem.loss_s(origin) + problem.backward_s(origin, 0)
-    first_s = _free_from(reserved.get(origin, ()), start_s, problem.forward_s(origin, 0)) + problem.forward_s(origin, 0)
+    own_s = problem.forward_s(origin, 0)
+    first_s = _free_from(reserved.get(origin, ()), start_s, own_s) + own_s
     queue = [Partial(first_s, 0, first_s, 0.0, (), 0, 0, 0, 0)]
     number, arrivals, found = 0, dict[tuple[int, ...], int](), 0
     while queue and found < most:
@@ -138,24 +137,24 @@ def trips(
         left = rules.visits - 2 - len(part.relays)
         for node in nodes:
             stage = stage_of[node]
-            behind = part.frontier - stage
-            if part.stages >> stage & 1 or -behind > rules.max_advance:
-                continue
-            swap = behind > 0
-            if swap and (
-                behind > rules.max_swap or part.swaps >= rules.max_swaps or part.swap_sum + behind > rules.max_swap_sum
-            ):
+            behind = max(part.frontier - stage, 0)
+            swaps, swap_sum = part.swaps + (behind > 0), part.swap_sum + behind
+            if part.stages >> stage & 1 or not _permitted(rules, stage - part.frontier, behind, swaps, swap_sum):
                 continue
             work_s = problem.forward_s(node, stage)
-            arrived_s = part.done_s + problem.hop_s[at][node]
-            done_s = _free_from(reserved.get(node, ()), arrived_s, work_s) + work_s
+            done_s = _free_from(reserved.get(node, ()), part.done_s + problem.hop_s[at][node], work_s) + work_s
             back_s = part.back_s + problem.backward_s(node, stage) + problem.hop_s[node][at]
             number += 1
             least_s = done_s + back_s + rows[left][node] + tail_s
-            relays, stages = (*part.relays, node), part.stages | 1 << stage
-            swaps, swap_sum = part.swaps + swap, part.swap_sum + max(behind, 0)
-            frontier = max(part.frontier, stage)
-            heappush(queue, Partial(least_s, number, done_s, back_s, relays, stages, frontier, swaps, swap_sum))
+            visited = (*part.relays, node), part.stages | 1 << stage, max(part.frontier, stage)
+            heappush(queue, Partial(least_s, number, done_s, back_s, *visited, swaps, swap_sum))
+
+
+def _permitted(rules: Rules, advance: int, behind: int, swaps: int, swap_sum: int) -> bool:
+    """Whether a visit so far beyond or behind the frontier is, with the swaps that the path then has."""
+    if not behind:
+        return advance <= rules.max_advance
+    return behind <= rules.max_swap and swaps <= rules.max_swaps and swap_sum <= rules.max_swap_sum
 
 
 def cheap_paths(space: Space, origin: int, number: int = 24) -> list[tuple[int, ...]]:

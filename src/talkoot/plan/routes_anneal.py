@@ -6,12 +6,15 @@ from collections.abc import Callable
 from math import log
 from random import Random
 from time import monotonic
+from typing import TypeAlias
 
 from talkoot.plan.routes_moves import MOVES
 from talkoot.plan.routes_space import Lanes, Space
 
+Score: TypeAlias = Callable[[Lanes], float]
+
 # Temperatures, relative to the seconds of the iteration that the search starts from.
-HOT, COLD = 0.01, 0.0005
+HOT, COLD = 0.005, 0.0005
 # What the mean lane weighs beside the slowest: little, but a plain maximum gives a search no slope.
 TIE, POWER = 0.1, 4
 
@@ -21,12 +24,12 @@ def lanes_mean_s(space: Space, lanes: Lanes) -> float:
     return (sum(end_s**POWER for end_s in space.lane_ends_s(lanes)) / len(lanes)) ** (1 / POWER)
 
 
-def played_score(space: Space, contention: bool) -> Callable[[Lanes], float]:
+def played_score(space: Space, contention: bool) -> Score:
     """Seconds of the played iteration, plus a little for a mean of the lanes."""
     return lambda lanes: space.player.makespan(lanes, contention=contention) + TIE * lanes_mean_s(space, lanes)
 
 
-def blind_score(space: Space) -> Callable[[Lanes], float]:
+def blind_score(space: Space) -> Score:
     """Seconds of the slowest lane, were each alone: paths are judged one by one, whoever waits for whom."""
     return lambda lanes: space.floor_s(lanes) + TIE * lanes_mean_s(space, lanes)
 
@@ -34,7 +37,7 @@ def blind_score(space: Space) -> Callable[[Lanes], float]:
 def anneal(
     space: Space,
     lanes: Lanes,
-    score: Callable[[Lanes], float],
+    score: Score,
     chance: Random,
     *,
     effort: int,

@@ -31,6 +31,7 @@ def improve_placement(
     effort: int = 12_000,
     budget_s: float | None = None,
     keep_origins: bool = False,
+    all_reduce_every: float = 1.0,
 ) -> Groups:
     """Groups of the same sizes over which the iteration and the all-reduce after it are shorter, as predicted.
 
@@ -47,6 +48,8 @@ def improve_placement(
         effort: number of predictions.
         budget_s: seconds of wall time after which the best so far is returned.
         keep_origins: the nodes of stage 0 stay there.
+        all_reduce_every: iterations between two all-reduces. Few: neighbours share a stage, and paths are long. Many,
+            or infinity: the placement suits the paths alone.
 
     Raises:
         TalkootError: a constraint that cannot be met.
@@ -56,38 +59,42 @@ def improve_placement(
     chance = Random(f"places {seed}")
     space = Space(problem, groups, rules, num_microbatches, quotas)
     lanes = first_lanes(space, chance)
+
+    def predicted_s(space: Space, lanes: Lanes) -> float:
+        return alone_s(space, lanes) + all_reduce_s(problem, space.groups) / all_reduce_every
+
     value = start_value = predicted_s(space, lanes)
     best, best_value = space.groups, value
     for step in range(effort):
-        now_s = monotonic()
-        if now_s >= deadline_s:
+        if (now_s := monotonic()) >= deadline_s:
             break
         spent = max(step / effort, (now_s - start_s) / (deadline_s - start_s))
         limit = value - start_value * HOT * (COLD / HOT) ** spent * log(1.0 - chance.random())
-        if chance.random() < PLACES:
-            changed = exchanged(space, lanes, chance, keep_origins)
-        else:
-            new = chance.choice(CHEAP_MOVES)(space, lanes, *space.load(lanes), chance)
-            changed = (space, new) if new else None
-        if changed is None:
+        changed = _changed(space, lanes, chance, keep_origins)
+        if changed is None or (new_value := predicted_s(*changed)) > limit:
             continue
-        new_value = predicted_s(*changed)
-        if new_value <= limit:
-            (space, lanes), value = changed, new_value
-            if value < best_value:
-                best, best_value = space.groups, value
+        (space, lanes), value = changed, new_value
+        if value < best_value:
+            best, best_value = space.groups, value
     return tuple(tuple(sorted(group)) for group in best)
 
 
-def predicted_s(space: Space, lanes: Lanes) -> float:
-    """Seconds of an iteration in which nobody waits, or of its busiest node, and of the all-reduce after it."""
+def _changed(space: Space, lanes: Lanes, chance: Random, keep_origins: bool) -> tuple[Space, Lanes] | None:
+    if chance.random() < PLACES:
+        return exchanged(space, lanes, chance, keep_origins)
+    new = chance.choice(CHEAP_MOVES)(space, lanes, *space.load(lanes), chance)
+    return (space, new) if new else None
+
+
+def alone_s(space: Space, lanes: Lanes) -> float:
+    """Seconds of an iteration in which nobody waits, or of its busiest node."""
     problem, busy_s = space.problem, [0.0] * len(space.problem.names)
     for lane in lanes:
         busy_s[lane.origin] += lane.count * problem.loss_s(lane.origin)
         for node in (lane.origin, *lane.relays):
             stage = space.stage_of[node]
             busy_s[node] += lane.count * (problem.forward_s(node, stage) + problem.backward_s(node, stage))
-    return max(blind_score(space)(lanes), *busy_s) + all_reduce_s(problem, space.groups)
+    return max(blind_score(space)(lanes), *busy_s)
 
 
 def all_reduce_s(problem: Problem, groups: Sequence[Sequence[int]]) -> float:

@@ -12,14 +12,14 @@ from time import monotonic
 
 from talkoot.plan.conflicts import search_conflicts
 from talkoot.plan.problem import Problem, Routes, Rules
-from talkoot.plan.routes_anneal import anneal, blind_score, played_score
+from talkoot.plan.routes_anneal import Score, anneal, blind_score, played_score
 from talkoot.plan.routes_first import first_lanes
 from talkoot.plan.routes_program import cheapest_lanes
-from talkoot.plan.routes_space import Quotas, Space
+from talkoot.plan.routes_space import Lanes, Quotas, Space
 
-EFFORT = 12_000
+EFFORT = 16_000
 # Annealing goes in rounds of so many evaluations: the first few each from the start, the others from the best.
-ROUND, FRESH_ROUNDS = 2_500, 3
+ROUND, FRESH_ROUNDS = 1_500, 5
 BLIND_EFFORT, CONFLICTS = 2_000, 300
 
 
@@ -65,18 +65,27 @@ def find_routes(
     )
     if agreed is not None and not collisions:
         return Routes(groups=space.groups, lanes=tuple(agreed))
-    blind = anneal(space, first, blind_score(space), chance, effort=min(BLIND_EFFORT, effort), deadline_s=deadline_s)[1]
+    blind_s = blind_score(space)
+    blind = [anneal(space, first, blind_s, chance, effort=min(BLIND_EFFORT, effort), deadline_s=deadline_s)[1]]
     if effort >= ROUND:
-        blind = cheapest_lanes(space, blind, deadline_s=deadline_s)
+        blind = cheapest_lanes(space, blind[0], deadline_s=deadline_s)
     if not collisions:
-        return Routes(groups=space.groups, lanes=tuple(blind))
-    starts = sorted((score(lanes), index, lanes) for index, lanes in enumerate([blind, agreed]) if lanes is not None)
-    best_s, _, best = starts[0]
+        return Routes(groups=space.groups, lanes=tuple(blind[0]))
+    starts = [lanes for lanes in (*blind, agreed) if lanes is not None]
+    best = _annealed(space, starts, score, chance, effort, deadline_s)
+    return Routes(groups=space.groups, lanes=tuple(best))
+
+
+def _annealed(space: Space, starts: list[Lanes], score: Score, chance: Random, effort: int, deadline_s: float) -> Lanes:
+    """The best that rounds of annealing make of several starts."""
+    ranked = sorted((score(lanes), index, lanes) for index, lanes in enumerate(starts))
+    best_s, _, best = ranked[0]
     for number, spent in enumerate(range(0, effort, ROUND)):
         if monotonic() >= deadline_s:
             break
-        start = starts[number % len(starts)][2] if number < FRESH_ROUNDS else best
-        found_s, found = anneal(space, start, score, chance, effort=min(ROUND, effort - spent), deadline_s=deadline_s)
+        start = ranked[number % len(ranked)][2] if number < FRESH_ROUNDS else best
+        left = min(ROUND, effort - spent)
+        found_s, found = anneal(space, start, score, chance, effort=left, deadline_s=deadline_s)
         if found_s < best_s:
             best_s, best = found_s, found
-    return Routes(groups=space.groups, lanes=tuple(best))
+    return best

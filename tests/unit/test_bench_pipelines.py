@@ -69,7 +69,7 @@ GOOD = [Random(0.1, True, 5.0, 6.0)] * 9 + [Random(0.2, True, 5.0, 6.0)]
         (values(**{FREE: 27.0}), CUTS, GOOD, {5}),
         (values(), CUTS, [*GOOD[:7], *[GOOD[-1]] * 3], {6}),
         (values(), CUTS, [*GOOD[:-1], Random(0.1, False, 5.0, 6.0)], {7}),
-        (values(), CUTS, [*GOOD[:-1], Random(0.1, True, 5.0, 61.0)], {8}),
+        (values(), CUTS, [*GOOD[:-1], Random(0.1, True, 61.0, 70.0)], {8}),
     ],
 )
 def test_each_bar_falls_for_its_own_reason(seconds, cuts, found, fails):

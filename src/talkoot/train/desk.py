@@ -63,6 +63,7 @@ class Desk:
         self.counts = {"forward": 0, "loss": 0, "backward": 0}  # how often each kind of work was done
         for item in self.items.values():
             self._expect(item)
+        self._needed = sum(len(self._phases(item)) for item in self.items.values())
 
     def _phases(self, item: Item) -> tuple[Phase, ...]:
         closing: tuple[Phase, ...] = ("loss",) if self.ring and item.position == 0 else ()
@@ -150,7 +151,7 @@ class Desk:
     @property
     def finished(self) -> bool:
         """Whether everything on this desk is done."""
-        return all((phase, m) in self.done for m, item in self.items.items() for phase in self._phases(item))
+        return len(self.done) == self._needed
 
     # -- after a crash elsewhere -----------------------------------------------------------------------------
 
@@ -174,6 +175,7 @@ class Desk:
                 for key in [key for key in kind if key[1] == m]:
                     del kind[key]
             self.done = {key for key in self.done if key[1] != m}
+        self._needed = sum(len(self._phases(item)) for item in self.items.values())
         again: list[Parcel] = []
         for m, item in self.items.items():
             old = before.get(m)

@@ -48,6 +48,7 @@ from talkoot.train.treesum import Node
 from talkoot.world.api import HELLO, LOST, Frame, Lost, Message, World, frame_bytes
 from talkoot.world.base import MAX_FRAMES
 
+FROM_LEAD = ("census", "amend")  # what it says within a step
 QUIET_PERIODS = 40  # of a negotiation without change, and this peer is content
 CHUNK_BYTES = 256 * 2**20  # of a state on its way to a newcomer
 
@@ -83,6 +84,7 @@ class Peer:
         self.node: FlowNode | None = None  # while routes are negotiated
         self.desk = Desk(world.me, ())
         self.mix = Mix(group=(), visitors=())
+        self.hops = ""  # the topic on which neighbours' frames of this step arrive
         self.prepared = -1  # the mixing attempt that the lead was told of
         self.running: asyncio.Task[None] | None = None
         self.sent_bytes = 0
@@ -208,6 +210,7 @@ class Peer:
         self.desk = Desk(
             world.me, begin.items, begin.order, ring=begin.ring, slots=begin.slots, forward_only=begin.evaluate
         )
+        self.hops = f"hop/{self.generation}/{step}{'/evaluate' if begin.evaluate else ''}"
         self.mix, self.prepared = begin.mix, -1
         while True:
             with suppress(_Amended):
@@ -215,7 +218,7 @@ class Peer:
 
     async def _turn(self, stage: StageCompute, step: int, started: float) -> None:
         """Hear what has arrived; then do one piece of work, or mix, or wait."""
-        while self.world.pending(*self._topics(step)):
+        while self.world.pending(self.hops, *FROM_LEAD):
             await self._hear(step)
         desk = self.desk
         work = desk.next()
@@ -249,15 +252,9 @@ class Peer:
         if to == self.world.me:
             self.desk.arrive(to, phase, microbatch, frames)
         else:
-            await self._send(PeerId(to), self._hop_topic(step), Carry(phase, microbatch), frames, step)
+            await self._send(PeerId(to), self.hops, Carry(phase, microbatch), frames, step)
 
     # -- listening during a step -----------------------------------------------------------------------------
-
-    def _hop_topic(self, step: int) -> str:
-        return f"hop/{self.generation}/{step}{'/evaluate' if self.desk.forward_only else ''}"
-
-    def _topics(self, step: int) -> tuple[str, ...]:
-        return self._hop_topic(step), "census", "amend"
 
     async def _hear(self, step: int, *topics: str) -> Message | None:
         """Take one message; those that every step has are dealt with here, one on ``topics`` is returned.
@@ -265,9 +262,9 @@ class Peer:
         Raises:
             _Amended: the mixing has to start again.
         """
-        message = await self.world.receive(*topics, *self._topics(step))
+        message = await self.world.receive(*topics, self.hops, *FROM_LEAD)
         current = message.sender == self.lead and (message.generation, message.step) == (self.generation, step)
-        if message.topic == self._hop_topic(step):
+        if message.topic == self.hops:
             carry = message.read(Carry)
             self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames)
         elif message.topic in topics:

@@ -91,7 +91,6 @@ def test_the_answer_says_who_holds_what_which_ways_lead_where_and_how_good_that_
         assert {row["node"] for row in view["holders"]} == set(problem.names)
     assert {key: found[key] for key in found["equal"]} == found["equal"], "the top level is the plan of equal quotas"
     assert len(set(found["equal"]["microbatches_per_origin"].values())) == 1
-    assert found["free"]["seconds"] <= found["equal"]["seconds"] * 1.1, "they permit all that equal ones do"
 
 
 def test_the_same_seed_gives_the_same_plan_whatever_process_makes_it(answer):

@@ -159,7 +159,7 @@ def _show_failures(rows: Sequence[Mapping[str, Any]]) -> None:
 def _recommend(first: Mapping[str, Any], free: Mapping[str, Any]) -> None:
     gain = 1 - free["seconds"] / first["seconds"]
     if gain < WORTH:
-        print(f"\nrecommended: equal quotas; free ones gain {gain:.1%}")
+        print(f"\nrecommended: equal quotas; free ones save {f'{gain:.1%}' if gain > 0 else 'nothing'} here")
         return
     print(
         f"\nrecommended: free quotas, {gain:.0%} less time. A microbatch's data does not depend on its origin; equal "

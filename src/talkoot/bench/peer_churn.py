@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -276,8 +276,8 @@ def _known(one: Computed) -> bool:
 
 
 def _phase(one: Computed) -> tuple[Phase, int]:
-    assert isinstance(one.work, partial)
-    return cast(Phase, one.work.func.__name__), one.work.args[0]
+    work = cast("partial[Any]", one.work)
+    return cast(Phase, work.func.__name__), work.args[0]
 
 
 def _iteration(

@@ -8,17 +8,13 @@ import pytest
 from talkoot.plan import published
 from talkoot.plan.networks import named_network
 from talkoot.plan.placement import group_sizes, place
-from talkoot.plan.playback import Course, Player, play
+from talkoot.plan.playback import play
 from talkoot.plan.problem import Routes, Rules
 from talkoot.plan.search import find_routes
 from talkoot.train.planned import planned_recipe, recipe_problem
 from talkoot.train.prepare import model_config
 from talkoot.train.recipe import Model, Recipe, Train
 from talkoot.train.rehearse import Rehearsal, rehearse
-
-# Of several waiting backwards, a plan takes the one with most seconds ahead of it, a peer the one with most hops, and a
-# search finds plans that profit from its own order. This is what both may differ by; without it they are equal (below).
-ORDER = 0.15
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -61,37 +57,13 @@ def phase(work: object) -> str:
 CASES = {"gcp12": (20, 6, 4, 30), "random:3": (20, 6, 4, 30), "random:5:unlike": (8, 4, 3, 12), "dtfm": (12, 4, 4, 12)}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("network", CASES)
-def test_peers_take_about_as_long_as_a_searched_plan_predicts(network, seed):
-    nodes, stages, visits, microbatches = CASES[network]
-    found = compare(network, nodes, stages, Rules(visits=visits), microbatches, seed)
-    assert found.rehearsed_s == pytest.approx(found.predicted_s, rel=ORDER)
-    assert 0 < found.step_s - found.rehearsed_s < 4 * found.mixing_s + 1, "the gradients' two exchanges, and the lead"
-
-
-@pytest.fixture
-def hops_first(monkeypatch):
-    """Plays iterations in the order that peers work in."""
-    by_seconds = Player._new_course
-
-    def by_hops(self: Player, origin: int, relays: tuple[int, ...]) -> Course:
-        length = len(relays)
-        forward = [1 / (2 * length - place + 1) for place in range(length + 1)]
-        return by_seconds(self, origin, relays)._replace(
-            keys=(*forward, -length - 1.0, *(-place - 1.0 for place in reversed(range(length + 1))))
-        )
-
-    monkeypatch.setattr(Player, "_new_course", by_hops)
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("network", CASES)
-@pytest.mark.usefixtures("hops_first")
-def test_in_the_same_order_of_work_both_are_equal(network, seed):
+def test_peers_take_as_long_as_a_searched_plan_predicts(network, seed):
     nodes, stages, visits, microbatches = CASES[network]
     found = compare(network, nodes, stages, Rules(visits=visits), microbatches, seed)
-    assert found.rehearsed_s == pytest.approx(found.predicted_s, rel=1e-3)
+    assert found.rehearsed_s == pytest.approx(found.predicted_s, rel=0.01)
+    assert 0 < found.step_s - found.rehearsed_s < 4 * found.mixing_s + 1, "the gradients' two exchanges, and the lead"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ The rules, all of them:
 * A microbatch goes origin, relays, origin (the loss), relays in reverse, origin. Between two visits lies
   ``hop_s[from][to]``, in the direction of travel; the diagonal is free.
 * A node does one piece of work at a time and never interrupts it. Whenever it is free it takes, of what has arrived,
-  a backward or a loss before a forward, then the one with the longest path ahead of it (in seconds, waiting left
-  out), then the one that comes first in ``Routes.turns``.
+  a backward or a loss before a forward, then the one with the longest path ahead of it (in hops), then the one that
+  comes first in ``Routes.turns``: the order of work of ``talkoot.train.desk``, so that peers take as long as predicted.
 * Links carry any number of transfers at once. With ``contention``, a node's network card sends one transfer at a time
   and receives one at a time, each for ``busy_s``, first come first served; the rest of ``hop_s`` is propagation.
 * A node is never on more lanes than it has slots, and a lane never has two microbatches in flight, so a forward
@@ -17,7 +17,7 @@ The rules, all of them:
 
 The run order follows Blagoev et al., 2025 ("SkipPipe", arXiv 2502.19913), whose figures show nodes that choose between
 forwards and backwards. Whether the longest path is measured in seconds or in hops makes no difference on average (less
-than 0.1 % over 2,000 random placements and paths of 20 nodes on the gcp12 links); seconds need no tie broken.
+than 0.1 % over 2,000 random placements and paths of 20 nodes on the gcp12 links); hops are what a peer knows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Iteration(msgspec.Struct, frozen=True):
 class Course(NamedTuple):
     """A lane's visits, flattened: for each the node, its seconds, the transfer that follows, and its urgency.
 
-    ``keys`` order waiting work, lowest first. A backward or loss has minus the seconds ahead of it, which is
+    ``keys`` order waiting work, lowest first. A backward or loss has minus the visits ahead of it, which is
     negative; a forward has their inverse, which is positive and falls as they grow. ``hops[i]`` leads to visit i + 1.
     """
 
@@ -132,12 +132,11 @@ class Player:
         seconds = (*forwards, problem.loss_s(origin), *backwards)
         hops = (*(problem.hop_s[a][b] for a, b in pairwise(nodes)), 0.0)
         busy = (*(problem.busy_s[a][b] for a, b in pairwise(nodes)), 0.0)
-        ahead, left = [0.0] * len(nodes), 0.0
-        for step in reversed(range(len(nodes))):
-            left += seconds[step] + hops[step]
-            ahead[step] = left
-        forward = [1.0 / (1e-12 + left) for left in ahead[: len(out)]]
-        return Course(nodes, seconds, hops, busy, (*forward, *(-left for left in ahead[len(out) :])))
+        left = [len(nodes) - 1 - step for step in range(len(nodes))]
+        forward = [1.0 / (1 + left[step]) for step in range(len(out))]
+        return Course(
+            nodes, seconds, hops, busy, (*forward, *(-1.0 - left[step] for step in range(len(out), len(nodes))))
+        )
 
     def _run(self, lanes: Sequence[Lane], contention: bool, record: list[Row] | None) -> float:
         """The simulation. A microbatch is a ticket, turn * number of lanes + lane; tickets sort as ``turns`` does.

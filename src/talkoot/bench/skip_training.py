@@ -145,7 +145,7 @@ def curves(found: dict[str, list[Trained]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {top + height + 50}" '
         'font-family="system-ui, sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="12" y="22" font-size="15" font-weight="600">{escape(CLAIM)}</text>',
+        '<text x="12" y="22" font-size="15" font-weight="600">Held-out loss of the whole model, nats per byte</text>',
         f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">simulated hours</text>',
     ]
     for y in ticks(low, high):

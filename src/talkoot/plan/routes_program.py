@@ -20,8 +20,8 @@ from talkoot.plan.routes_space import Lanes, Space
 
 # Paths per origin; branch-and-bound nodes per program; how close the smallest T is found, relative to it.
 PATHS, NODES, CLOSE = 400, 200, 0.01
-# More paths of an origin than this are not listed for a bound.
-EVERY = 4000
+# More paths of an origin, or more columns of a program, than this are not looked at for a bound.
+EVERY, MOST_COLUMNS = 4000, 8000
 # Costs grow with this power of a lane's seconds, so that few lanes are among the slowest.
 POWER = 4
 
@@ -134,9 +134,13 @@ def lanes_bound_s(space: Space, low_s: float, high_s: float) -> float:
     total, origins = space.num_microbatches, len(space.origins)
     share = (total // origins, -(-total // origins)) if space.quotas == "equal" else (0, total)
     shares = dict.fromkeys(space.origins, share)
+    step = CLOSE
     while high_s > low_s * (1 + CLOSE):
-        middle_s = (low_s + high_s) / 2
+        step *= 2  # upwards from the low end, because the columns multiply with the seconds
+        middle_s = min(low_s * (1 + step), (low_s + high_s) / 2)
         columns = _columns(paths, dict.fromkeys(space.origins, range(1, share[1] + 1)), middle_s)
+        if len(columns) > MOST_COLUMNS:
+            break
         proven, found = _run(space, columns, [0.0] * len(columns), shares, float("inf"))
         if found is not None:
             high_s = middle_s

@@ -73,7 +73,7 @@ def make_plan(
         num_microbatches: of one iteration, over all origins.
         seed: the same plan for the same seed, unless ``budget_s`` cuts the search short.
         quotas: see `find_routes`.
-        budget_s: seconds of wall time for all of it (the bound, well under a second, excepted).
+        budget_s: seconds of wall time for all of it (the bound, a second or so, excepted).
         effort: iterations predicted for the placement, and half of those played for the routes.
         contention: network cards send and receive one transfer at a time.
         all_reduce_every: see `improve_placement`.

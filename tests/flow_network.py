@@ -17,6 +17,7 @@ from functools import cache
 from talkoot.plan.flow import FlowNode, Settings, flows
 from talkoot.plan.flow_bounds import FlowProblem, min_cost, min_largest_lane
 from talkoot.plan.flow_messages import Card, Link, Outgoing
+from talkoot.plan.flow_moves import astray_here
 from talkoot.plan.networks import named_network
 
 ACTIVATION_BYTES = 16 * 2**20
@@ -174,15 +175,13 @@ class LossyNetwork:
                 wrong.append(name)
         return wrong
 
-    def overfull(self) -> list[str]:
-        """Peers that hold more than they can, or lanes of unlike targets in one place."""
-        wrong = []
-        for node in self.nodes.values():
-            sides = 1 if node.stage else 2
-            mixed = any(p.up and p.down and p.up.target != p.down.target for p in node.places)
-            if len(node.places) != sides * self.problem.slots[node.me] or mixed:
-                wrong.append(node.me)
-        return wrong
+    def overfull(self, settled: bool = True) -> list[str]:
+        """Peers that hold more than they can, or lanes that start at one data node and end at another."""
+        return [
+            node.me
+            for node in self.nodes.values()
+            if len(node.places) != self.problem.slots[node.me] or (settled and any(map(astray_here, node.places)))
+        ]
 
 
 def greedy(problem: FlowProblem, seed: int) -> list[float]:

@@ -28,7 +28,7 @@ Nothing here does I/O or looks at a clock: the driver passes ``now`` in seconds 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -50,7 +50,18 @@ from talkoot.plan.flow_messages import (
     Request,
     links_of,
 )
-from talkoot.plan.flow_moves import NOTHING, Objective, Side, Taste, claimed, pair_up, rearrange
+from talkoot.plan.flow_moves import (
+    NOTHING,
+    Objective,
+    Side,
+    Taste,
+    astray_here,
+    claimed,
+    middles_of,
+    pair_up,
+    paired,
+    rearrange,
+)
 
 REPEAT_PERIODS = 3  # an unanswered question is repeated
 EXPIRE_PERIODS = 15  # and given up
@@ -72,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     objective: Objective = "max"
-    heat: float = 0.2
+    heat: float = 0.5
     decay: float = 0.9
     period_s: float = 0.25
 
@@ -139,8 +150,10 @@ class FlowNode(Builder):
     @property
     def settled(self) -> bool:
         """Whether this peer has nothing left to ask: cold, agreed with all of its stage, no way in left open."""
-        improved = not self._warm or (not self.heat and self.tested >= set(self._mates()))
-        return improved and self.pending is None and not self.orphans and self.wanted() is None
+        mates = self._mates()
+        improved = not self._warm or not mates or (not self.heat and self.tested >= set(mates))
+        astray = any(map(astray_here, self.places))
+        return improved and not astray and self.pending is None and not self.stuck and self.wanted() is None
 
     def holding(self) -> Holding:
         """What this peer holds, for :func:`flows`."""
@@ -154,9 +167,9 @@ class FlowNode(Builder):
     def tick(self, now: float) -> Outgoing:
         """To be called every ``period_s`` seconds."""
         out: Outgoing = []
-        self._warm = self._warm or self._whole(Side(self.me, self.costs, self.places))
+        self._warm = self._warm or _has_lane(self._sides({})[0])
         if not self.locked:
-            self.give_up_orphans(now, out)
+            self.give_up(now, out)
             self.advertise(now, out)
         self._introduce(now, out)
         self._ask_again(now, out)
@@ -201,7 +214,9 @@ class FlowNode(Builder):
     def _flush(self, now: float, out: Outgoing) -> Outgoing:
         """Tell the other ends what changed; while a host has my places, nothing of mine changes."""
         if not self.locked:
-            if self.stage and pair_up(Side(self.me, self.costs, self.places), self._taste(0.0)):
+            if self.stage == 0:
+                self.places = paired(self.places)
+            elif pair_up(self._sides({})[0], self._taste(0.0)):
                 self.stir()
             self.settle_links(now, out)
         else:
@@ -215,7 +230,7 @@ class FlowNode(Builder):
         if wanted is not None:
             to, target = wanted
             name = f"{self.me[:16]}:{self._count}:{self.chance.getrandbits(32):x}"
-            question = Request(Link(name, target, End(self.me, 1), End(to, 0)), target)
+            question = Request(Link(name, End(self.me, 1), End(to, 0)), target)
         elif host is not None and self._warm and (self.heat or host not in self.tested):
             to, question = host, Offer(self._count, tuple(self.places), self.costs)
         else:
@@ -247,18 +262,22 @@ class FlowNode(Builder):
         mean = sum(self.costs.values()) / max(1, len(self.costs))
         return Taste(self.settings.objective, heat * mean, self.chance)
 
-    def _whole(self, side: Side) -> bool:
-        return self.stage > 0 and any((side.value(place) or NOTHING)[0] == 2 for place in side.places)
+    def _sides(self, guests: Mapping[str, Offer]) -> list[Side]:
+        """My places and my guests'; mine are the very list if there are no guests."""
+        held = [(self.me, self.costs, list(self.places) if guests else self.places)]
+        held += [(guest, offer.costs, list(offer.places)) for guest, offer in sorted(guests.items())]
+        middles = None if self.stage else middles_of((costs, places) for _, costs, places in held)
+        return [Side(*one, middles) for one in held]
 
     def _host(self, now: float) -> str | None:
         """To whom I lay open my places in this round; None = not my stage's turn, or it is me.
 
         Peers that disagree about time or about who is there only lose a round.
         """
-        span = min(self.num_stages - 1, MAX_WAVE)
+        span = min(self.num_stages, MAX_WAVE)
         turn = int(now / self.settings.round_s)
         step = turn % (2 * span)
-        if (self.stage - 1) % span != min(step, 2 * span - 1 - step) or self.stage == 0:
+        if self.stage % span != min(step, 2 * span - 1 - step):
             return None
         meeting = turn // span
         ring = sorted([*self._mates(), self.me])
@@ -274,7 +293,7 @@ class FlowNode(Builder):
         if last is not None and offer.number <= last.number:
             if offer.number == last.number:
                 out.append((sender, last))
-        elif self.locked or self.stages.get(sender) != self.stage or self.stage == 0:
+        elif self.locked or self.stages.get(sender) != self.stage:
             self._answers[sender] = Exchange(offer.number, busy=True)
             out.append((sender, self._answers[sender]))
         elif sender not in self._guests or offer.number > self._guests[sender].number:
@@ -284,14 +303,13 @@ class FlowNode(Builder):
 
     def _decide(self, out: Outgoing) -> None:
         """Rearrange my places and my guests', hold mine and tell them theirs."""
-        guests, self._guests = sorted(self._guests.items()), {}
-        sides = [Side(self.me, self.costs, list(self.places))]
-        sides += [Side(guest, offer.costs, list(offer.places)) for guest, offer in guests]
+        guests, self._guests = self._guests, {}
+        sides = self._sides(guests)
         changed = not self.locked and rearrange(sides, self._taste(self.heat if self._warm else 0.0))
         arranged = [claimed(side) for side in sides] if changed else [side.places for side in sides]
         links = {link.name: link for places in arranged for link in links_of(places)}
         group = tuple(side.peer for side in sides)
-        for (guest, offer), places in zip(guests, arranged[1:], strict=True):
+        for (guest, offer), places in zip(sorted(guests.items()), arranged[1:], strict=True):
             answer = Exchange(offer.number, busy=self.locked, group=group)
             if changed:
                 kept = {link.name for link in links_of(places)}
@@ -316,7 +334,7 @@ class FlowNode(Builder):
         places = answer.places
         if places is not None and len(places) == len(self.places):
             self._take(pending.question, places, answer.given)
-        self._met(answer.group, [Side(self.me, self.costs, self.places)], places is not None)
+        self._met(answer.group, self._sides({}), places is not None)
 
     def _take(self, offer: Offer, places: tuple[Place, ...], given: tuple[Link, ...]) -> None:
         """Hold what the host decided, with what I heard of it meanwhile and without what was cut meanwhile."""
@@ -333,7 +351,7 @@ class FlowNode(Builder):
 
     def _met(self, peers: Iterable[str], sides: list[Side], changed: bool) -> None:
         """Cool down by one meeting, once there are whole lanes; remember with whom nothing is left to gain."""
-        self._warm = self._warm or any(map(self._whole, sides))
+        self._warm = self._warm or any(map(_has_lane, sides))
         if self._warm and self.heat:
             self.heat *= self.settings.decay
             if self.heat < COLD:
@@ -341,6 +359,10 @@ class FlowNode(Builder):
                 self.tested.clear()
         if not changed and not self.heat:
             self.tested |= set(peers) & set(self._mates())
+
+
+def _has_lane(side: Side) -> bool:
+    return any((side.value(place) or NOTHING).whole for place in side.places)
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):

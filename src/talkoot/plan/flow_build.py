@@ -20,6 +20,7 @@ from talkoot.plan.flow_messages import (
 )
 
 ORPHAN_PERIODS = 24  # a way in without continuation is given back
+ASTRAY_PERIODS = 100  # so is, without any change, a lane that ends at another data node
 REFRESH_PERIODS = 20  # what is on offer is said again
 
 
@@ -39,7 +40,7 @@ class Builder(Links):
         super().__init__(card, num_stages, slots, period_s)
         self.heard: dict[str, Cost] = {}  # what the next stage has on offer
         self.pending: Pending | None = None
-        self.orphans: dict[str, float] = {}  # ways in without continuation: since when
+        self.stuck: dict[str, tuple[float, int]] = {}  # links that lead nowhere: since when, and `changed` by then
         self._said: tuple[frozenset[str], float] = (frozenset(), 0.0)
         self._count = 0
 
@@ -53,22 +54,10 @@ class Builder(Links):
         question = self.pending.question if self.pending is not None and self.pending.to == to else None
         return isinstance(question, Request) and question.link.name == name
 
-    def leads_to(self, index: int) -> str | None:
-        """The data node that a microbatch in this place reaches."""
-        if self.stage == 0:
-            return self.me if index >= self.slots else None
-        down = self.places[index].down
-        return None if down is None else down.target
-
     def ways(self) -> list[tuple[float, str, int]]:
         """Unused ways home: (cost in seconds, data node, place)."""
-        return [
-            (cost, target, index)
-            for index, place in enumerate(self.places)
-            if place.up is None
-            and (target := self.leads_to(index)) is not None
-            and (cost := self.cost(index, False)) is not None
-        ]
+        found = [(*self.way(index, False), index) for index, place in enumerate(self.places) if place.up is None]
+        return [(cost, home, index) for cost, home, _, index in found if cost is not None]
 
     def offers(self) -> dict[str, float]:
         """The cheapest of them to each data node, in seconds."""
@@ -86,12 +75,11 @@ class Builder(Links):
 
     def wanted(self) -> tuple[str, str] | None:
         """(whom to ask for a way home, the data node it must reach or "")."""
-        if self.stage == 0:
-            targets = {self.me} if any(place.down is None for place in self.places[: self.slots]) else set[str]()
-        else:
-            targets = {place.up.target for place in self.places if place.up is not None and place.down is None}
-            if not targets and Place() in self.places:
-                targets = {""}
+        loose = [place for place in self.places if place.down is None]
+        if not loose:
+            return None
+        targets = {place.up.up.home for place in loose if place.up is not None} if self.stage else {self.me}
+        targets = targets or {""}
         best = min(
             (
                 (cost + self.costs[peer], peer, target if target in targets else "")
@@ -112,8 +100,8 @@ class Builder(Links):
         elif not ways or self.locked or self.stages.get(sender) != self.before:
             out.append((sender, Reject(asked.name, None if self.locked else self.offers())))
         else:
-            cost, target, index = min(ways)
-            self.put(index, False, Link(asked.name, target, asked.up, End(self.me, 1, cost)))
+            index = min(ways)[-1]
+            self.put(index, False, Link(asked.name, asked.up, End(self.me, 1, *self.way(index, False, asked.name))))
 
     def rejected(self, sender: str, reject: Reject) -> None:
         """There is no such way; remember what there is."""
@@ -129,24 +117,34 @@ class Builder(Links):
         if check.up or not self.asked(sender, link.name):
             return False
         self.pending = None
-        if self.stage == 0:
-            fits = [k for k in range(self.slots) if self.places[k].down is None and link.target == self.me]
-        else:
-            fits = [k for k, p in enumerate(self.places) if not p.down and p.up and p.up.target == link.target]
-            fits += [k for k, p in enumerate(self.places) if p == Place()]
+        loose = [k for k, place in enumerate(self.places) if place.down is None]
+        sought = {k: self.me if self.stage == 0 else up.up.home if (up := self.places[k].up) else "" for k in loose}
+        fits = sorted((k for k in loose if sought[k] in ("", link.down.home)), key=lambda k: sought[k] == "")
         if fits:
             self.put(fits[0], True, link)
         return bool(fits)
 
-    def give_up_orphans(self, now: float, out: Outgoing) -> None:
-        """Ways in without continuation go back after a while; the peer before then looks for another."""
-        orphans: dict[str, float] = {}
+    def give_up(self, now: float, out: Outgoing) -> None:
+        """Ways in without continuation go back after a while, and the peer before looks for another; so does, if
+        nothing changes any more, a data node for a lane that leads to a stranger.
+        """
+        stuck: dict[str, tuple[float, int]] = {}
+        up = self.stage == 0
         for index, place in enumerate(self.places):
-            if self.stage == 0 or place.up is None or place.down is not None:
+            link = self._stuck(place)
+            if link is None:
                 continue
-            since = orphans[place.up.name] = self.orphans.get(place.up.name, now)
-            if now - since > ORPHAN_PERIODS * self.period_s:
-                out.append((place.up.up.peer, Cancel(place.up.name, False, place.up.down.version)))
-                del orphans[place.up.name]
-                self.put(index, False, None)
-        self.orphans = orphans
+            since, changed = self.stuck.get(link.name, (now, self.changed))
+            if up and changed != self.changed:
+                since = now
+            stuck[link.name] = since, self.changed
+            if now - since > (ASTRAY_PERIODS if up else ORPHAN_PERIODS) * self.period_s:
+                out.append((link.end(not up).peer, Cancel(link.name, up, link.end(up).version)))
+                del stuck[link.name]
+                self.put(index, up, None)
+        self.stuck = stuck
+
+    def _stuck(self, place: Place) -> Link | None:
+        if self.stage:
+            return place.up if place.down is None else None
+        return place.down if place.down is not None and place.down.down.home not in ("", self.me) else None

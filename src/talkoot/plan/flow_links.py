@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from talkoot.plan.flow_messages import Cancel, Card, Check, End, Link, Outgoing, Place
+from talkoot.plan.flow_messages import Cancel, Card, Check, End, Link, Outgoing, Place, Way
 from talkoot.plan.flow_moves import same, through
 
 MAX_CHECK_PERIODS = 32  # the longest pause between two comparisons of an unchanging link
@@ -26,7 +26,7 @@ class Links:
             raise ValueError(f"stage {card.stage} of {num_stages} with {slots} slots makes no ring")
         self.card, self.me, self.stage, self.num_stages = card, card.peer, card.stage, num_stages
         self.slots, self.period_s = slots, period_s
-        self.places = [Place()] * (slots if card.stage else 2 * slots)  # origins: ways out first, then ways home
+        self.places = [Place()] * slots
         self.stages: dict[str, int] = {}  # of the peers met
         self.costs: dict[str, float] = {}  # of one hop to those of the neighbouring stages, in seconds
         self.gone: set[str] = set()
@@ -93,9 +93,9 @@ class Links:
             del self._passed_on[next(iter(self._passed_on))]
         self.stir()
 
-    def cost(self, index: int, up: bool) -> float | None:
-        """What belongs into the register of a place's upper (lower) end: the way from (to) the data node."""
-        return through(self.places[index], up, self.costs) if self.stage else 0.0
+    def way(self, index: int, up: bool, name: str = "") -> Way:
+        """What belongs into the register of a place's upper (lower) end of the link of that name."""
+        return through(self.places[index], up, self.costs) if self.stage else (0.0, self.me, name)
 
     def compare_urgent(self, now: float, out: Outgoing) -> None:
         """The same, if something changed."""
@@ -108,9 +108,9 @@ class Links:
             if link.end(not up).peer in self.gone:
                 self.put(index, up, None)
         for index, up, link in list(self.links()):
-            end, cost = link.end(up), self.cost(index, up)
-            if not same(end.cost_s, cost):
-                self.put(index, up, link.moved(up, End(self.me, end.version + 1, cost)))
+            end, way = link.end(up), self.way(index, up, link.name)
+            if not same(end.way, way):
+                self.put(index, up, link.moved(up, End(self.me, end.version + 1, *way)))
         self.compare(now, out)
 
     def compare(self, now: float, out: Outgoing) -> None:

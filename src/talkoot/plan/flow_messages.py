@@ -26,6 +26,8 @@ from typing import TypeAlias
 
 import msgspec
 
+Way: TypeAlias = tuple[float | None, str, str]  # cost in seconds (None = not complete), data node, gate; see End
+
 
 class End(msgspec.Struct, frozen=True, array_like=True):
     """One end of a link.
@@ -35,11 +37,20 @@ class End(msgspec.Struct, frozen=True, array_like=True):
         version: raised by each writer; the higher one is true.
         cost_s: upper end: cost of the way from the data node to ``peer``; lower end: from ``peer`` home. Without the
             link itself. None = that way is not complete.
+        home: the data node where that way starts, or ends; "" = not known.
+        gate: the link by which it leaves, or reaches, the data node.
     """
 
     peer: str
     version: int
     cost_s: float | None = None
+    home: str = ""
+    gate: str = ""
+
+    @property
+    def way(self) -> Way:
+        """The way that this end leads on to."""
+        return self.cost_s, self.home, self.gate
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -47,12 +58,10 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: unique for ever.
-        target: the data node to which it leads.
         up, down: its ends; activations go from ``up.peer`` to ``down.peer``.
     """
 
     name: str
-    target: str
     up: End
     down: End
 
@@ -62,12 +71,11 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
     def moved(self, up: bool, end: End) -> Link:
         """This link with one end replaced."""
-        return Link(self.name, self.target, end if up else self.up, self.down if up else end)
+        return Link(self.name, end if up else self.up, self.down if up else end)
 
     def merged(self, other: Link) -> Link:
         """The truth as far as both copies know it."""
-        up, down = max(self.up, other.up, key=_age), max(self.down, other.down, key=_age)
-        return Link(self.name, self.target or other.target, up, down)
+        return Link(self.name, max(self.up, other.up, key=_age), max(self.down, other.down, key=_age))
 
 
 def _age(end: End) -> tuple[int, str]:
@@ -76,7 +84,8 @@ def _age(end: End) -> tuple[int, str]:
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """One activation slot: the link by which a microbatch comes, and the one by which it leaves.
+    """One activation slot: the link by which a microbatch comes, and the one by which it leaves; of a data node, one
+    microbatch of its own: the link by which it comes home, and the one by which it sets out.
 
     Only ``down``: a way home that waits for a user. Only ``up``: a way that lost its continuation.
     """

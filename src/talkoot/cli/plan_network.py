@@ -57,9 +57,8 @@ def run(request: Request, *, recipe: Recipe | None, config: ModelConfig | None, 
     routes = plans[wanted[0]].routes
     if request.failures:
         for quotas, plan in plans.items():
-            views[quotas]["failures"] = failure_views(
-                case.problem, failure_costs(case.problem, plan.routes, case.rules)
-            )
+            costs = failure_costs(case.problem, plan.routes, case.rules, quotas=quotas, contention=request.contention)
+            views[quotas]["failures"] = failure_views(case.problem, costs)
     if recipe is not None and config is not None:
         planned = planned_recipe(recipe, config, case.profile, routes, case.rules)
         views[wanted[0]]["step_seconds"] = step_seconds(planned, config)

@@ -22,6 +22,8 @@ def plan_view(profile: Profile, problem: Problem, plan: Plan) -> dict[str, Any]:
         "seconds": plan.seconds,
         "lower_bound_s": plan.bound_s,
         "gap_to_bound": plan.gap,
+        "fluid_bound_s": plan.fluid_bound_s,
+        "all_reduce_s": plan.all_reduce_s,
         "bound_by": plan.binding,
         "violations": list(plan.violations),
         "placement": [[names[node] for node in group] for group in routes.groups],
@@ -117,6 +119,7 @@ def _compare(views: Mapping[str, Mapping[str, Any]]) -> None:
     rows = [
         ("iteration", *(f"{view['seconds']:.2f} s" for view in views.values())),
         ("proven lower bound", *(f"{view['lower_bound_s']:.2f} s" for view in views.values())),
+        ("  if lanes could mix paths", *(f"{view['fluid_bound_s']:.2f} s" for view in views.values())),
         ("gap to the bound", *(f"{max(view['gap_to_bound'], 0.0):.1%}" for view in views.values())),
         ("microbatches per origin", *(_span(view["microbatches_per_origin"].values()) for view in views.values())),
     ]

@@ -20,9 +20,9 @@ from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.model.config import ModelConfig
 from talkoot.plan import planners
 from talkoot.plan.steps import Seat, View
+from talkoot.train.job import Job
 from talkoot.train.lead import Lead
 from talkoot.train.loop import train
-from talkoot.train.job import Job
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Model, Recipe, Swarm, Train
 from talkoot.train.records import Worked

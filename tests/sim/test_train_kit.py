@@ -113,9 +113,7 @@ def simulate(
     config = model_config(recipe, tokenizer)
     tokens = prepare_tokens(recipe, tokenizer, text_folder())
     job = Job(recipe=recipe, config=config, tokens=str(tokens.path), tokens_digest=tokens.digest)
-    simulation = Simulation(
-        seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=recipe.swarm.flops
-    )
+    simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=recipe.swarm.flops)
     open_log = Log(None) if log is None else log  # an empty log is false
     try:
 

@@ -13,6 +13,7 @@ from talkoot.plan.repair import Progress, Wound, repairs
 from talkoot.plan.steps import Seat, StepPlan, View, Work
 from talkoot.train.desk import Desk, Parcel
 from talkoot.train.mend import items_of
+from talkoot.train.messages import Item
 
 
 class Office:
@@ -32,6 +33,7 @@ class Office:
         }
         self.way: list[tuple[str, Parcel]] = []
         self.most: dict[str, int] = dict.fromkeys(self.desks, 0)
+        self.news: dict[str, tuple[Item, ...]] = {}
 
     def send(self, sender: str, parcel: Parcel | None) -> None:
         if parcel is not None:
@@ -39,13 +41,17 @@ class Office:
 
     def advance(self) -> bool:
         """One random thing: a message arrives, or a desk works; False when nothing can happen any more."""
+        if self.news and self.chance.random() < 0.2:  # everybody hears of the new paths at another time
+            name = self.chance.choice(sorted(self.news))
+            for parcel in self.desks[name].amend(self.news.pop(name)):
+                self.send(name, parcel)
         ready = [peer for peer, desk in self.desks.items() if desk.next() is not None]
         if not ready and not self.way:
-            return False
+            return bool(self.news)
         if self.way and (not ready or self.chance.random() < 0.5):
             sender, parcel = self.way.pop(self.chance.randrange(len(self.way)))
             if parcel.to in self.desks:
-                self.desks[parcel.to].arrive(sender, parcel.phase, parcel.microbatch, parcel.frames)
+                self.desks[parcel.to].arrive(sender, parcel.phase, parcel.microbatch, parcel.frames, parcel.round)
             return True
         peer = self.chance.choice(ready)
         desk = self.desks[peer]
@@ -76,9 +82,9 @@ class Office:
         mending = repairs[policy](Wound(plan=self.plan, lost=frozenset([peer]), view=view, progress=progress))
         assert mending is not None
         self.view, self.plan = view, mending.plan
-        for name, desk in self.desks.items():
-            for parcel in desk.amend(items_of(self.plan.paths, name, True), frozenset(mending.restarted)):
-                self.send(name, parcel)
+        self.news = {
+            name: items_of(mending.plan.paths, name, True, dict.fromkeys(mending.restarted, 1)) for name in self.desks
+        }
 
     def done(self) -> bool:
         return all(desk.finished for desk in self.desks.values())

@@ -51,7 +51,9 @@ def run(request: Request, *, recipe: Recipe | None, config: ModelConfig | None, 
     began_s = time.monotonic()
     wanted: tuple[Quotas, ...] = QUOTAS if request.quotas is None else (cast("Quotas", request.quotas),)
     budget_s = None if request.budget_s is None else request.budget_s / len(wanted)
-    plans = {quotas: search(case, quotas, contention=request.contention, budget_s=budget_s) for quotas in wanted}
+    plans: dict[Quotas, Plan] = {
+        quotas: search(case, quotas, contention=request.contention, budget_s=budget_s) for quotas in wanted
+    }
     planning_s = time.monotonic() - began_s
     views = {quotas: plan_view(case.profile, case.problem, plan) for quotas, plan in plans.items()}
     routes = plans[wanted[0]].routes

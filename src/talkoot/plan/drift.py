@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MEMORY = 0.5  # weight of the newest step
+MOST = 1000.0  # times that a peer may be off before its word is not believed
 STEPS = 3  # that a peer must have been off for before anything is planned anew
 
 
@@ -29,7 +30,7 @@ class Drift:
         """
         if expected_s <= 0 or took_s <= 0:
             return
-        speed = expected_s / took_s
+        speed = min(max(expected_s / took_s, assumed / MOST), assumed * MOST)  # a stranger's figure
         speed = self._speeds[name] = MEMORY * speed + (1 - MEMORY) * self._speeds.get(name, speed)
         self._off[name] = self._off.get(name, 0) + 1 if abs(speed / assumed - 1) > self.tolerance else 0
 

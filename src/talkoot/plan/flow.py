@@ -395,5 +395,5 @@ def flows(holdings: Iterable[Holding]) -> list[tuple[str, ...]]:
                         lanes.append(tuple(lane))
                     break
                 lane.append(after.peer)
-                holder, link = after, place.down
+                holder, link = after, place.down if after.stage == holder.stage + 1 else None  # no crafted circles
     return lanes

@@ -172,7 +172,8 @@ def path_violations(stages: list[int], rules: Rules) -> list[str]:
         found.append(f"visits {len(stages) + 1} stages instead of {rules.visits}")
     if 0 in stages or len(set(stages)) != len(stages):
         found.append(f"visits stages {stages}: each but the origin's once at most")
-    frontier, swaps = 0, []
+    frontier = 0
+    swaps: list[int] = []
     for stage in stages:
         if stage > frontier:
             if stage - frontier > rules.max_advance:

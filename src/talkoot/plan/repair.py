@@ -163,16 +163,17 @@ def choose(view: View, hops: list[Hop], place: int, load: Mapping[PeerId, int], 
 
 
 def _passed(wound: Wound, path: Path, hops: list[Hop], place: int) -> bool:
-    """Whether the lost peer had handed the microbatch on: then its stage's forward is done a second time."""
-    follower = place + 1
-    if follower < len(hops):
-        phase = "forward"
-    elif wound.plan.ring:
-        follower, phase = 0, "loss"
-    else:  # the end of a line hands nothing on but gradients
-        follower, phase = place - 1, "backward"
-    progress = wound.progress.get(hops[follower].peer) if follower >= 0 else None
-    return progress is not None and progress.has(phase, path.microbatch)
+    """Whether the lost peer had handed the microbatch on: then its stage's forward is done a second time.
+
+    Whoever lives further on tells: the next one may be lost as well.
+    """
+    m = path.microbatch
+    later = [(hop.peer, "forward") for hop in hops[place + 1 :]]
+    if wound.plan.ring:
+        later.append((hops[0].peer, "loss"))
+    elif place == len(hops) - 1:  # the end of a line hands nothing on but gradients
+        later = [(hop.peer, "backward") for hop in hops[:place]]
+    return any(peer in wound.progress and wound.progress[peer].has(phase, m) for peer, phase in later)
 
 
 def _on_the_way_back(wound: Wound, path: Path) -> bool:

@@ -178,7 +178,7 @@ class Crew:
         roster = self.roster
         member = roster.members.pop(peer)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        if self.step > member.since:
+        if member.stage is not None and self.step > member.since:
             roster.attempts.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
         if self.lost_at is None:
             self.lost_at = self.world.now()
@@ -206,7 +206,7 @@ class Crew:
             name=name,
             program=PROGRAM,
             argument=encode(self.job),
-            speed=self.roster.speed(name),
+            speed=self.roster.stated_speed(name),
             faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
             threads=self.recipe.swarm.threads,
         )

@@ -25,6 +25,7 @@ class Parcel(NamedTuple):
     to: str
     phase: Phase
     microbatch: int
+    round: int
     frames: Sequence[Frame]
 
 
@@ -54,7 +55,7 @@ class Desk:
         self.items = {item.microbatch: item for item in items}
         self._order, self._rank = list(order), {m: rank for rank, m in enumerate(self.items)}
         self._inputs: dict[Key, Sequence[Frame]] = {}
-        self._strays: dict[tuple[str, Phase, int], Sequence[Frame]] = {}  # of paths not known to lead here yet
+        self._strays: dict[tuple[str, Phase, int, int], Sequence[Frame]] = {}  # of paths not known to lead here yet
         self._senders: dict[Key, set[str | None]] = {}
         self._sent: dict[Key, Sequence[Frame]] = {}
         self._deaf: set[str] = set()
@@ -76,23 +77,27 @@ class Desk:
         if self.ring and opens:
             sources["loss"] = item.source
         for phase, sender in sources.items():
-            self._senders.setdefault((phase, m), set()).add(sender)
-            early = self._strays.pop((sender or "", phase, m), None)
-            if early is not None:
-                self._inputs.setdefault((phase, m), early)
+            key: Key = (phase, m)
+            self._senders.setdefault(key, set()).add(sender)
+            early = self._strays.pop((sender or "", phase, m, item.round), None)
+            if early is not None and key not in self.done:
+                self._inputs.setdefault(key, early)
 
     # -- arrivals --------------------------------------------------------------------------------------------
 
-    def arrive(self, sender: str, phase: Phase, microbatch: int, frames: Sequence[Frame]) -> None:
-        """Take in a neighbour's message; what was had before is dropped."""
-        key = (phase, microbatch)
-        if sender in self._deaf:
+    def arrive(self, sender: str, phase: Phase, microbatch: int, frames: Sequence[Frame], round: int = 0) -> None:
+        """Take in a neighbour's message; what was had before, or belongs to an earlier round, is dropped.
+
+        News of new paths may come later than what is sent along them: that is kept aside.
+        """
+        key, item = (phase, microbatch), self.items.get(microbatch)
+        if sender in self._deaf or (item is not None and round < item.round):
             return
-        if sender in self._senders.get(key, ()):
+        if item is not None and round == item.round and sender in self._senders.get(key, ()):
             if key not in self.done:
                 self._inputs.setdefault(key, frames)
         elif len(self._strays) < 4096:
-            self._strays[sender, phase, microbatch] = frames
+            self._strays[sender, phase, microbatch, round] = frames
 
     # -- work ------------------------------------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class Desk:
             to, theirs = item.source, "backward"
             if (phase == "loss" and self.forward_only) or (phase == "backward" and item.position == 0):
                 to = None
-        return Parcel(to, theirs, m, self._sent[key]) if to is not None else None
+        return Parcel(to, theirs, m, item.round, self._sent[key]) if to is not None else None
 
     @property
     def finished(self) -> bool:
@@ -161,16 +166,15 @@ class Desk:
         arrived = sorted(m for phase, m in self._inputs if phase != "backward")
         return tuple(sorted(self.done)), tuple(arrived)
 
-    def amend(self, items: Sequence[Item], redo: frozenset[int] = frozenset()) -> list[Parcel]:
+    def amend(self, items: Sequence[Item]) -> list[Parcel]:
         """Take the paths as they are now; returns what has to be sent again.
 
-        Args:
-            items: this peer's share from here on.
-            redo: microbatches that start again from their origin.
+        A microbatch whose round is another one starts again from its origin.
         """
         before, self.items = self.items, {item.microbatch: item for item in items}
         self._order.clear()  # it was made for other paths
-        for m in redo | (before.keys() - self.items.keys()):
+        again_from_start = {m for m, item in self.items.items() if m in before and before[m].round != item.round}
+        for m in again_from_start | (before.keys() - self.items.keys()):
             for kind in (self._inputs, self._sent, self._senders):
                 for key in [key for key in kind if key[1] == m]:
                     del kind[key]
@@ -183,7 +187,7 @@ class Desk:
             if old is None:
                 self._extra.add(m)
             self._expect(item)
-            if old is None or m in redo:
+            if old is None or m in again_from_start:
                 continue
             moved: dict[Phase, bool] = {"forward": item.target != old.target, "loss": item.source != old.source}
             moved["backward"] = moved["loss"]

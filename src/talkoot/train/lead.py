@@ -130,17 +130,16 @@ class Lead(Crew):
         while self.world.pending(*NOTICES):
             await self.next(HELLO, ())
         for name in self.roster.due(self.step):
-            self._launch(name)
+            self._launch(name, faults=True)
         if self.roster.lost:
             self._recover()
         while self._await_names():
             await self.next(HELLO, self._await_names())
+        await self._fill_seats()
         newcomers = self.roster.newcomers()
         if newcomers:
             self.roster.home |= stages_for(newcomers, self.view(self.recipe.train.microbatches))
-        vacant = self.roster.unseated()
-        if vacant:
-            await self._seat(vacant)
+            await self._fill_seats()
         if self._recovering is not None:
             rung, names = self._recovering
             self._recovering = None
@@ -148,9 +147,17 @@ class Lead(Crew):
             self.record("train.recover", Recovered(rung=rung, lost=names, pause_s=pause))
             self.lost_at = None
 
+    async def _fill_seats(self) -> None:
+        vacant = self.roster.unseated()
+        if vacant:
+            await self._seat(vacant)
+
     def _await_names(self) -> set[str]:
         """Peers without whom no step can be computed and who are still on their way."""
         names, hopeless = self.roster.missing()
+        for stage, spare in zip(list(hopeless), self.roster.newcomers(), strict=False):
+            self.roster.home[spare.name] = stage  # whoever waited for a stage that needs it
+            hopeless.remove(stage)
         if hopeless:
             raise TalkootError(
                 f"nobody is left to hold stages {hopeless}",

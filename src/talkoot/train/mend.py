@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,11 +29,13 @@ class Situation(msgspec.Struct, frozen=True):
         plan: the paths as they are now.
         attempts: how often each stage had to start its mixing again.
         stocktakings: how often the lead asked who had done what.
+        rounds: how often a microbatch had to begin again.
     """
 
     plan: StepPlan
     attempts: Mapping[int, int] = {}
     stocktakings: int = 0
+    rounds: Mapping[int, int] = {}
 
 
 def share_of(lead: Lead, situation: Situation, peer: PeerId, stage: int, *, evaluate: bool) -> Begin:
@@ -41,16 +44,32 @@ def share_of(lead: Lead, situation: Situation, peer: PeerId, stage: int, *, eval
     order = plan.orders.get(peer, ())
     return Begin(
         num_microbatches=len(plan.paths),
-        items=items_of(plan.paths, peer, plan.ring),
+        items=items_of(plan.paths, peer, plan.ring, situation.rounds),
         order=tuple(work for work in order if work.phase == "forward") if evaluate else order,
         mix=mix_of(lead, situation, peer, stage),
         ring=plan.ring,
-        slots=lead.roster.slots(lead.roster.name_of(peer)) if plan.ring else 0,
+        slots=slots_of(plan, peer, lead.roster.slots(lead.roster.name_of(peer))),
         evaluate=evaluate,
     )
 
 
-def items_of(paths: Iterable[Path], peer: PeerId, ring: bool) -> tuple[Item, ...]:
+def slots_of(plan: StepPlan, peer: PeerId, slots: int) -> int:
+    """How many microbatches a peer may hold at once; 0 = any number.
+
+    Where stages are swapped, waiting for a slot could go round in a circle, so a stand-in takes whatever its lanes
+    may bring at once; the lanes of those who are where they were planned fit their slots.
+    """
+    if not plan.ring or not slots:
+        return 0
+    if all([hop.stage for hop in path.hops] == sorted(hop.stage for hop in path.hops) for path in plan.paths):
+        return slots
+    mine = {path.microbatch for path in plan.paths if any(hop.peer == peer for hop in path.hops)}
+    return max(slots, sum(path.after not in mine for path in plan.paths if path.microbatch in mine))
+
+
+def items_of(
+    paths: Iterable[Path], peer: PeerId, ring: bool, rounds: Mapping[int, int] = MappingProxyType({})
+) -> tuple[Item, ...]:
     """A peer's part of the paths, in their order."""
     items: list[Item] = []
     for path in paths:
@@ -59,7 +78,8 @@ def items_of(paths: Iterable[Path], peer: PeerId, ring: bool) -> tuple[Item, ...
             place, last = peers.index(peer), len(peers) - 1
             source = peers[place - 1] if place or ring else None  # an origin's source is the last relay: index -1
             target = peers[place + 1] if place < last else peers[0] if ring else None
-            items.append(Item(path.microbatch, place, last, source, target, None if place else path.after))
+            after, m = None if place else path.after, path.microbatch
+            items.append(Item(m, place, last, source, target, after, rounds.get(m, 0)))
     return tuple(items)
 
 
@@ -80,7 +100,7 @@ def outstanding(lead: Lead, situation: Situation, answers: Mapping[PeerId, Prepa
     return [
         peer
         for peer, stage in lead.roster.seated()
-        if peer not in answers or answers[peer].attempt < situation.attempts.get(stage, 0)
+        if peer not in answers or answers[peer].attempt != situation.attempts.get(stage, 0)
     ]
 
 
@@ -124,7 +144,7 @@ async def _take_stock(lead: Lead, lost: frozenset[PeerId], count: int, step: int
 async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -> Situation:
     plan, last = mending.plan, lead.num_stages - 1
     names, lead.lost_at = lead.replace_lost(), None
-    hurt = {lead.roster.home[name] for name in names}
+    hurt = {lead.roster.home[name] for name in names if name in lead.roster.home}
     if mending.restarted:  # every stage computes them again, those too that were already mixing
         hurt = set(range(lead.num_stages))
     if lead.job.config.tied and not plan.ring and hurt & {0, last}:
@@ -132,7 +152,8 @@ async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -
     attempts = dict(situation.attempts)
     for stage in hurt:
         attempts[stage] = situation.stocktakings
-    situation = Situation(plan, attempts, situation.stocktakings)
+    rounds = {**situation.rounds, **dict.fromkeys(mending.restarted, situation.stocktakings)}
+    situation = Situation(plan, attempts, situation.stocktakings, rounds)
     lead.record(
         "train.mend",
         Mended(
@@ -145,9 +166,8 @@ async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -
         step=step,
     )
     for peer, stage in lead.roster.seated():
-        items = items_of(plan.paths, peer, plan.ring)
-        amend = Amend(items=items, mix=mix_of(lead, situation, peer, stage), redo=mending.restarted)
-        await lead.tell(peer, "amend", amend, step)
+        items = items_of(plan.paths, peer, plan.ring, rounds)
+        await lead.tell(peer, "amend", Amend(items=items, mix=mix_of(lead, situation, peer, stage)), step)
     return situation
 
 

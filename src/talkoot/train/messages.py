@@ -69,6 +69,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
         source, target: whom the activation comes from and goes to. In a ring the last relay's target is the origin,
             and the origin's source is the last relay.
         after: the microbatch that must be back here before this one leaves.
+        round: how often the microbatch had to begin again.
     """
 
     microbatch: int
@@ -77,6 +78,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     source: str | None
     target: str | None
     after: int | None = None
+    round: int = 0
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,21 +160,18 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amend(msgspec.Struct, frozen=True, kw_only=True):
-    """Lead to peer, ``amend``: the paths have changed; go on with these items and this mixing.
-
-    ``redo``: microbatches that start again from their origin.
-    """
+    """Lead to peer, ``amend``: the paths have changed; go on with these items and this mixing."""
 
     items: tuple[Item, ...]
     mix: Mix
-    redo: tuple[int, ...] = ()
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):
-    """Peer to peer, ``hop/...``: the frames are the input of your work of this phase on this microbatch."""
+    """Peer to peer, ``hop/...``: the frames are the input of your work of this phase and round on this microbatch."""
 
     phase: Phase
     microbatch: int
+    round: int = 0
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,13 +29,7 @@ def check_methods(recipe: Recipe) -> None:
             why="its paths return to their origin for the loss; in a line the last stage computes it",
             next='set swarm.layout = "ring", or train.planner = "straight"',
         )
-    if train.planner == "routes" and not recipe.routes:
-        raise TalkootError(
-            "there are no routes to follow",
-            where="the recipe, key routes",
-            why="planner 'routes' follows given ones",
-            next="let `talkoot plan --out FILE` write a recipe with routes, or choose another train.planner",
-        )
+    check_routes(recipe)
     _check("mixing", mixing_rules, train.mixing)
     _check("schedule", schedules, train.schedule)
     _check("recovery", rungs, *train.recovery)
@@ -51,3 +45,43 @@ def _check(key: str, registry: Registry[Any], *names: str) -> None:
                 why=nearest(name, registry),
                 next=f"use one of: {', '.join(registry)}",
             )
+
+
+def check_routes(recipe: Recipe) -> None:
+    """Refuse routes that cannot be followed: there are none, some stage is left out, or a peer is on too many.
+
+    Raises:
+        TalkootError: naming the key.
+    """
+    train, swarm, homes = recipe.train, recipe.swarm, recipe.swarm.peers
+    if train.planner != "routes":
+        if recipe.routes:
+            raise _unfit(
+                "routes", f"planner {train.planner!r} finds its own", 'leave them out, or set train.planner = "routes"'
+            )
+        if train.visits not in (0, swarm.num_stages):
+            raise _unfit("train.visits", f"planner {train.planner!r} visits all stages", 'set train.planner = "routes"')
+        if train.planner == "flow" and swarm.num_stages < 2:
+            raise _unfit(
+                "train.planner", "with one stage there is nothing to agree on", 'set train.planner = "straight"'
+            )
+        return
+    lanes = [route for route in recipe.routes if route.count]
+    if not lanes:
+        raise _unfit("routes", "there are none", "let `talkoot plan --out FILE` write a recipe with routes")
+    missed = sorted(set(range(swarm.num_stages)) - {homes[name] for route in lanes for name in route.peers})
+    if missed:
+        raise _unfit("routes", f"no route visits stages {missed}", "every stage needs work")
+    lengths = sorted({len(route.peers) for route in lanes})
+    if train.visits and lengths != [train.visits]:
+        raise _unfit("train.visits", f"it is {train.visits}, and the routes visit {lengths} stages", "let both agree")
+    for index, (name, _) in enumerate(homes.items()):
+        used, slots = sum(name in route.peers for route in lanes), swarm.slots_of(index)
+        if slots and used > slots:
+            raise _unfit(
+                "routes", f"{name} is on {used} of them and has {slots} slots", "raise swarm.slots or move a route"
+            )
+
+
+def _unfit(key: str, why: str, next: str) -> TalkootError:
+    return TalkootError("the routes cannot be used", where=f"the recipe, key {key}", why=why, next=next)

@@ -249,11 +249,11 @@ class Peer:
         await self.world.reached(step, work.phase)
 
     async def _deliver(self, parcel: Parcel, step: int) -> None:
-        to, phase, microbatch, frames = parcel
+        to, phase, microbatch, number, frames = parcel
         if to == self.world.me:
-            self.desk.arrive(to, phase, microbatch, frames)
+            self.desk.arrive(to, phase, microbatch, frames, number)
         else:
-            await self._send(PeerId(to), self.hops, Carry(phase, microbatch), frames, step)
+            await self._send(PeerId(to), self.hops, Carry(phase, microbatch, number), frames, step)
 
     # -- listening during a step -----------------------------------------------------------------------------
 
@@ -266,8 +266,9 @@ class Peer:
         message = await self.world.receive(*topics, self.hops, *FROM_LEAD)
         current = message.sender == self.lead and (message.generation, message.step) == (self.generation, step)
         if message.topic == self.hops:
-            carry = message.read(Carry)
-            self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames)
+            with suppress(ValueError):  # nonsense is as good as silence
+                carry = message.read(Carry)
+                self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames, carry.round)
         elif message.topic in topics:
             return message
         elif message.topic == "census" and current:
@@ -279,7 +280,7 @@ class Peer:
         return None
 
     async def _amend(self, amend: Amend, step: int) -> None:
-        for parcel in self.desk.amend(amend.items, frozenset(amend.redo)):
+        for parcel in self.desk.amend(amend.items):
             await self._deliver(parcel, step)
         if amend.mix.attempt != self.mix.attempt:
             self.mix = amend.mix

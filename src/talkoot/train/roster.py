@@ -57,6 +57,10 @@ class Roster:
         """Relative speed of the peer of that name, as far as is known by now."""
         return self.measured.get(name, self._speeds[name])
 
+    def stated_speed(self, name: str) -> float:
+        """The recipe's speed of that peer, which it is held back to."""
+        return self._speeds[name]
+
     def slots(self, name: str) -> int:
         """Microbatches that the peer of that name can hold at once; 0 = any number."""
         return self._slots[name]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from statistics import mean
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
@@ -69,10 +68,18 @@ def _search(lead: Lead) -> tuple[Route, ...]:
         loss_ratio=view.loss_s / view.stage_s[0] if view.stage_s[0] else 0.0,
     )
     groups = [[i for i, seat in enumerate(view.seats) if seat.stage == stage] for stage in range(view.num_stages)]
-    rules = Rules(visits=view.visits or view.num_stages)
+    rules = _rules(lead)
     found = find_routes(problem, groups, rules, view.num_microbatches, seed=view.seed, effort=EFFORT, quotas="free")
     names = problem.names
     return tuple(Route(tuple(names[i] for i in (ln.origin, *ln.relays)), ln.count) for ln in found.lanes if ln.count)
+
+
+def _rules(lead: Lead) -> Rules:
+    """What the recipe's own routes permit themselves: how many stages they visit, and swaps only where they swap."""
+    homes = lead.recipe.swarm.peers
+    ways = [[homes[name] for name in route.peers] for route in lead.recipe.routes]
+    visits = max(map(len, ways))
+    return Rules(visits=visits) if any(way != sorted(way) for way in ways) else Rules(visits=visits, max_swap=0)
 
 
 async def _negotiate(lead: Lead) -> tuple[Route, ...]:
@@ -82,12 +89,18 @@ async def _negotiate(lead: Lead) -> tuple[Route, ...]:
     for peer, ask in asked.items():
         await lead.tell(peer, "negotiate", ask, lead.step)
     period_s = next(iter(asked.values())).period_s
-    await _wait_until_quiet(lead, set(asked), LIMIT_PERIODS * period_s)
+    # Content peers are silent: the lead must not take that for a swarm that stands still.
+    await _wait_until_quiet(lead, set(asked), min(LIMIT_PERIODS * period_s, 0.8 * lead.recipe.train.patience_s))
     for peer in asked:
         await lead.world.send(peer, topic_of("end", lead.generation), generation=lead.generation)
     holdings = await lead.gather(topic_of("held", lead.generation), asked, Holding, 0)
-    lanes = [lane for lane in flows(holdings.values()) if all(peer in lead.roster.members for peer in lane)]
-    return _routes(view, [tuple(PeerId(peer) for peer in lane) for lane in lanes])
+    stages = {seat.peer: seat.stage for seat in view.seats}
+    for peer, holding in holdings.items():
+        if (holding.peer, holding.stage) != (peer, stages[peer]) or len(holding.places) > 2 * asked[peer].places:
+            lead.expel(peer, "it claims places in lanes that it does not have")
+    lanes = [tuple(map(PeerId, lane)) for lane in flows(holdings.values())]
+    whole = list(range(view.num_stages))
+    return _routes(view, [lane for lane in lanes if [stages.get(peer) for peer in lane] == whole])
 
 
 async def _wait_until_quiet(lead: Lead, peers: set[PeerId], limit_s: float) -> None:
@@ -97,7 +110,11 @@ async def _wait_until_quiet(lead: Lead, peers: set[PeerId], limit_s: float) -> N
             while noisy:
                 message = await lead.next(topic, noisy)
                 if message.topic == topic and message.sender in peers:
-                    (noisy.discard if message.read(Quiet).quiet else noisy.add)(message.sender)
+                    try:
+                        quiet = message.read(Quiet).quiet
+                    except ValueError as problem:
+                        lead.expel(message.sender, f"its word in the negotiation makes no sense: {problem}")
+                    (noisy.discard if quiet else noisy.add)(message.sender)
     except TimeoutError:
         return  # what stands by now is good enough: lanes are only ever replaced by better ones
 
@@ -108,8 +125,8 @@ def _questions(view: View) -> dict[PeerId, Negotiate]:
     wants = share(view.num_microbatches, [seat.speed for seat in view.holders(0)])
     wanted = {seat.peer: want for seat, want in zip(view.holders(0), wants, strict=True)}
     most = max(1, view.num_microbatches)
-    latencies = [view.hop_s(a, b) for a in view.seats for b in view.seats if a.stage != b.stage]
-    period_s = max(0.005, mean(latencies or [0.0]))
+    hops_s = sorted(view.hop_s(a, b) for a in view.seats for b in view.seats if a.peer != b.peer)
+    period_s = max(0.005, hops_s[len(hops_s) * 9 // 10]) if hops_s else 0.005  # most answers come within two
     asked: dict[PeerId, Negotiate] = {}
     for seat in view.seats:
         near = {seat.stage, (seat.stage - 1) % (last + 1), (seat.stage + 1) % (last + 1)}

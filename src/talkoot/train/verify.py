@@ -103,6 +103,8 @@ def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], stages:
     """Violations of: in each stage, the cited receipts cover each microbatch that was to visit it exactly once."""
     faults = [f"step {step} cites work of step {other}" for other, _ in cited if other != step]
     faults += [f"step {step} cites work of stage {w.stage}" for _, w in cited if not 0 <= w.stage < stages]
+    if facts.stages and not _sound(facts, stages):
+        return [*faults, f"step {step} states paths that no plan has"]
     for stage in range(stages):
         every = [m for m in range(len(facts.losses)) if not facts.stages or stage in facts.stages[m]]
         seen = Counter(m for _, work in cited if work.stage == stage for m in work.microbatches)
@@ -110,3 +112,12 @@ def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], stages:
         if wrong:
             faults.append(f"step {step}, stage {stage}: microbatches {wrong} were not counted exactly once")
     return faults
+
+
+def _sound(facts: Committed, stages: int) -> bool:
+    """Whether the stated stages are paths of a ring, one for each microbatch, that together visit every stage."""
+    paths = facts.stages
+    single = all(path[:1] == (0,) and len(set(path)) == len(path) and set(path) <= set(range(stages)) for path in paths)
+    return (
+        single and len(paths) == len(facts.losses) and {stage for path in paths for stage in path} == {*range(stages)}
+    )

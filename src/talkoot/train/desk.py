@@ -90,7 +90,8 @@ class Desk:
 
         News of new paths may come later than what is sent along them: that is kept aside.
         """
-        key, item = (phase, microbatch), self.items.get(microbatch)
+        key: Key = (phase, microbatch)
+        item = self.items.get(microbatch)
         if sender in self._deaf or (item is not None and round < item.round):
             return
         if item is not None and round == item.round and sender in self._senders.get(key, ()):

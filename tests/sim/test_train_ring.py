@@ -15,6 +15,7 @@ from talkoot.train import records
 from talkoot.train.oracle import step_gradients
 from talkoot.train.prepare import cut_stages, model_config, open_windows
 from talkoot.train.recipe import PHASES, Joiner, Recipe
+from talkoot.world.links import Link, Network
 
 STAGES = 3  # the tiny model: embedding, head | block 1 | block 2
 
@@ -195,3 +196,47 @@ def test_routes_are_planned_anew_when_a_peer_turns_out_slower_than_assumed():
     shares = [sum("cedar" in path for path in facts.paths) for facts in run.facts("train.commit", records.Committed)]
     assert shares[0] == 3
     assert shares[-1] < 3
+
+
+def test_a_visit_whose_output_somebody_further_on_has_used_is_never_left_out():
+    """Two neighbours of a path are lost together after its loss: both visits must be computed again."""
+    routes = (Route(("alder", "cedar", "elm"), 1), Route(("birch", "dogwood", "fir"), 4))
+    recipe = ring(routes=routes, planner="routes", repair="skip")
+
+    def both(lead, simulation) -> None:
+        before = simulation.kill
+
+        def kill(peer):
+            before(peer)
+            if peer.world.name == "cedar" and simulation.of("elm").alive:
+                before(simulation.of("elm"))
+
+        simulation.kill = kill
+
+    faults = (Fault(peer="cedar", step=3, phase="backward"),)
+    run = simulate(msgspec.structs.replace(recipe, faults=faults), started=both)
+    assert run.result.state_hash == simulate(recipe).result.state_hash
+    assert sum(facts.skipped for facts in run.facts("train.mend", records.Mended)) == 0
+
+
+def test_a_spare_that_is_lost_within_a_step_hurts_nobody():
+    recipe = replace(ring(planner="flow", slots=3, microbatches=2), "swarm", joiners=(Joiner(name="spare", slots=1),))
+    run = simulate(msgspec.structs.replace(recipe, faults=(Fault(peer="cedar", step=3, phase="forward"),)))
+    assert run.result.finished
+
+    def lose_spare(entry, state) -> None:
+        if entry.receipt.op == "train.commit" and entry.receipt.step == 1:
+            lead_world[0].disturb("spare", "kill")
+
+    lead_world: list = []
+    run = simulate(recipe, observer=lose_spare, started=lambda lead, simulation: lead_world.append(lead.world))
+    assert run.result.finished
+    assert "spare" in {facts.name for facts in run.facts("peer.lost", records.Gone)}
+
+
+def test_a_microbatch_that_begins_again_may_overtake_the_news_of_it():
+    links = Network(links={"lead->cedar": Link(latency_s=0.2)})
+    recipe = ring(slots=3, microbatches=6, repair="redo")
+    fault = Fault(peer="elm", step=2, phase="backward")
+    run = simulate(msgspec.structs.replace(recipe, network=links, faults=(fault,)))
+    assert run.result.state_hash == simulate(recipe).result.state_hash

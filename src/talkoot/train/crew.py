@@ -178,8 +178,8 @@ class Crew:
         roster = self.roster
         member = roster.members.pop(peer)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        if member.stage is not None and self.step > member.since:
-            roster.attempts.pop(member.name, None)  # it did work: being lost now and then is not "keeps dying"
+        if self.step > member.since:
+            roster.attempts.pop(member.name, None)  # the run went on: being lost now and then is not "keeps dying"
         if self.lost_at is None:
             self.lost_at = self.world.now()
         roster.lost.append(member.name)

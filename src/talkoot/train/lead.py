@@ -212,7 +212,7 @@ class Lead(Crew):
         self._vacated = False
         for peer, stage in vacant:
             member = self.roster.members[peer]
-            member.stage, member.since = stage, self.step
+            member.stage = stage
             self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
 
     # -- snapshots and the end -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ MAX_RESPAWNS = 20  # of one name without any work between: a machine that cannot
 
 
 class Member(msgspec.Struct):
-    """A peer that said hello: its launch's ticket, the stage it holds, if any, and since which step."""
+    """A peer that said hello: its launch's ticket, the stage it holds, if any, and the step of its launch."""
 
     name: str
     address: str
@@ -33,7 +33,7 @@ class Roster:
         launched: names started and not heard of yet, with their launch's ticket.
         awaited: the identity that the latest start of each name has.
         lost: names lost since the last recovery.
-        attempts: how often each name was started since it last did some work.
+        attempts: how often each name was started without a step being done in between.
         measured: speeds that turned out to be others than the recipe's.
     """
 
@@ -51,6 +51,7 @@ class Roster:
         self.awaited: dict[str, PeerId] = {}
         self.lost: list[str] = []
         self.attempts: dict[str, int] = {}
+        self._launched_at: dict[str, int] = {}
         self.measured: dict[str, float] = {}
 
     def speed(self, name: str) -> float:
@@ -88,6 +89,7 @@ class Roster:
             TalkootError: it was replaced too often without having worked.
         """
         attempts = self.attempts[name] = self.attempts.get(name, 0) + 1
+        self._launched_at[name] = step
         if attempts > MAX_RESPAWNS + 1:
             raise TalkootError(
                 f"peer {name} keeps dying",
@@ -105,7 +107,7 @@ class Roster:
         """
         if name not in self.launched:
             raise ValueError(f"nobody waits for {name!r}")
-        self.members[peer] = Member(name, address, self.launched.pop(name))
+        self.members[peer] = Member(name, address, self.launched.pop(name), since=self._launched_at.get(name, 0))
 
     def find(self, gone: str) -> PeerId | None:
         """The member that a loss notice means: by identity, or by its launch's ticket."""

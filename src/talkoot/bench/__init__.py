@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.resources
 import pkgutil
 from types import ModuleType
 
@@ -31,3 +33,12 @@ def load(name: str) -> ModuleType:
             next=f"use one of: {', '.join(names())}",
         )
     return importlib.import_module(f"talkoot.bench.{name.replace('-', '_')}")
+
+
+def claim(name: str) -> str:
+    """What a bench claims, read from its source: benches import much, and listing them should be quick."""
+    source = importlib.resources.files("talkoot.bench").joinpath(f"{name.replace('-', '_')}.py").read_text()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CLAIM":
+            return str(ast.literal_eval(node.value))
+    return ""

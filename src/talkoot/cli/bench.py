@@ -29,7 +29,7 @@ def run(name: str, *, quick: bool, seeds: int, out: Path | None, as_json: bool) 
 
 
 def _list(as_json: bool) -> None:
-    claims = {name: bench.load(name).CLAIM for name in bench.names()}
+    claims = {name: bench.claim(name) for name in bench.names()}
     if as_json:
         print_json(claims)
     else:

@@ -311,20 +311,20 @@ def test_without_respawn_the_other_replica_goes_on_alone(tmp_path):
     assert {path[1] for path in last.paths} == {"cedar", "dogwood"}
 
 
-@pytest.mark.parametrize("recovery", [("replica", "checkpoint"), ("replica",), ("checkpoint",)])
-def test_without_respawn_an_empty_stage_is_named_and_how_to_go_on(recovery, tmp_path):
+@pytest.mark.parametrize("ladder", [("replica", "checkpoint"), ("replica",), ("checkpoint",)])
+def test_without_respawn_an_empty_stage_is_named_and_how_to_go_on(ladder, tmp_path):
     faults = tuple(Fault(peer=name, step=3, phase="backward") for name in ("cedar", "dogwood"))
-    recipe = replace(tiny(2, 2, faults, recovery=recovery), "swarm", respawn=False)
+    recipe = replace(replace(tiny(2, 2, faults), "swarm", respawn=False), "recovery", ladder=ladder)
     with pytest.raises(TalkootError) as caught:
         simulate(recipe, tmp_path)
     assert caught.value.code == Exit.UNREACHABLE
     assert "[1]" in str(caught.value)
-    assert ("respawn" in caught.value.next) or ("train.recovery" in caught.value.next)
+    assert ("respawn" in caught.value.next) or ("recovery.ladder" in caught.value.next)
 
 
 @pytest.mark.parametrize(
     "method",
-    [{"recovery": ("replica", "chekpoint")}, {"planner": "strait"}, {"schedule": "cosin"}, {"mixing": "averge"}],
+    [{"planner": "strait"}, {"schedule": "cosin"}, {"mixing": "averge"}],
 )
 def test_a_misspelt_method_is_refused_before_anything_is_written(method, tmp_path):
     recipe = recipe_of(**method)

@@ -45,7 +45,7 @@ def test_an_unknown_key_of_any_section_is_refused_with_the_nearest_name(tree, wh
     [
         ({"train": {"steps": "many"}}, "key train.steps"),
         ({"train": {"steps": 1.5}}, "key train.steps"),
-        ({"train": {"recovery": "replica"}}, "key train.recovery"),
+        ({"recovery": {"ladder": "replica"}}, "key recovery.ladder"),
         ({"model": {"dtype": "float16"}}, "key model.dtype"),
         ({"swarm": {"respawn": 1}}, "key swarm.respawn"),
         ({"train": 5}, "key train"),
@@ -172,3 +172,25 @@ def test_the_cut_covers_the_model_and_too_many_stages_are_refused():
     assert (ranges[0][0], ranges[-1][1], len(ranges)) == (0, config.layer_count, 3)
     with pytest.raises(TalkootError, match="that many stages"):
         cut_stages(config, build_recipe({"model": {"depth": 3}, "swarm": {"stages": 6}}, ""))
+
+
+@pytest.mark.parametrize(
+    ("swarm", "stages"),
+    [
+        ({"stages": 3, "cut": [1, 2, 1]}, [(0, 2), (2, 4), (4, 6)]),
+        ({"stages": 1, "cut": [4]}, [(0, 6)]),
+        ({"stages": 3, "layout": "ring", "cut": [0, 3, 1]}, [(-1, 1), (1, 4), (4, 5)]),
+    ],
+)
+def test_stages_can_be_cut_by_hand(swarm, stages):
+    recipe = build_recipe({"swarm": swarm, "model": {"depth": 4}}, "here")
+    assert cut_stages(model_config(recipe), recipe) == stages
+
+
+def test_a_cut_that_is_not_the_models_is_refused():
+    recipe = build_recipe({"swarm": {"stages": 2, "cut": [1, 2]}, "model": {"depth": 4}}, "here")
+    with pytest.raises(TalkootError, match=r"swarm\.cut"):
+        cut_stages(model_config(recipe), recipe)
+    for bad in ({"stages": 2, "cut": [1]}, {"stages": 2, "cut": [0, 4]}):
+        with pytest.raises(TalkootError, match=r"swarm\.cut"):
+            build_recipe({"swarm": bad}, "here")

@@ -86,7 +86,7 @@ def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str
         "peers": peers,
         "predicted_step_seconds": rehearsal.step_seconds,
         "predicted_run_seconds": rehearsal.step_seconds * train.steps,
-        "methods": {"planner": train.planner, "mixing": train.mixing, "recovery": list(train.recovery)},
+        "methods": {"planner": train.planner, "mixing": train.mixing, "recovery": list(recipe.recovery.ladder)},
     }
 
 

@@ -6,7 +6,6 @@ import msgspec
 
 from talkoot.plan.flow_links import Links
 from talkoot.plan.flow_messages import (
-    Cancel,
     Card,
     Check,
     Cost,
@@ -139,9 +138,8 @@ class Builder(Links):
                 since = now
             stuck[link.name] = since, self.changed
             if now - since > (ASTRAY_PERIODS if up else ORPHAN_PERIODS) * self.period_s:
-                out.append((link.end(not up).peer, Cancel(link.name, up, link.end(up).version)))
                 del stuck[link.name]
-                self.put(index, up, None)
+                self.let_go(index, up, link, now, out)
         self.stuck = stuck
 
     def _stuck(self, place: Place) -> Link | None:

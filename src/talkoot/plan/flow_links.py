@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from talkoot.plan.flow_messages import Cancel, Card, Check, End, Link, Outgoing, Place, Way
 from talkoot.plan.flow_moves import same, through
 
 MAX_CHECK_PERIODS = 32  # the longest pause between two comparisons of an unchanging link
 MAX_REMEMBERED = 256  # links passed on, kept to tell where they went
+
+
+class Denial(msgspec.Struct):
+    """What another peer believes to be here and is not: told again and again, ever more seldom, then no more."""
+
+    to: str
+    cancel: Cancel
+    when: float
+    pause: float
 
 
 class Links:
@@ -33,6 +44,7 @@ class Links:
         self.tested: set[str] = set()  # peers of my stage with whom nothing was to be gained since the last change
         self.changed = 0  # counts changes of what this peer holds or what it costs
         self._passed_on: dict[str, Link] = {}
+        self._denials: dict[str, Denial] = {}  # by link
         self._urgent = False
         self._due: dict[str, tuple[float, float]] = {}  # by link: when to compare copies, and the pause after that
 
@@ -79,6 +91,31 @@ class Links:
             self._due[link.name] = (0.0, self.period_s)
             self._urgent = True
 
+    def let_go(self, index: int, up: bool, link: Link, now: float, out: Outgoing) -> None:
+        """Give the upper (lower) end of ``link`` back.
+
+        Only I know, and the other end's own questions may be long in coming: one lost message must not be all it gets.
+        """
+        self.put(index, up, None)
+        self.deny(link.end(not up).peer, Cancel(link.name, up, link.end(up).version))
+        self.repeat_denials(now, out)
+
+    def deny(self, to: str, cancel: Cancel) -> None:
+        """Say so as soon as no host has my places, and repeat it."""
+        self._denials[cancel.name] = Denial(to, cancel, 0.0, self.period_s)
+        while len(self._denials) > MAX_REMEMBERED:
+            del self._denials[next(iter(self._denials))]
+
+    def repeat_denials(self, now: float, out: Outgoing) -> None:
+        """Say what is due; nothing more of links that came here, or passed through here, after all."""
+        for name, denial in list(self._denials.items()):
+            known = self.known(name, denial.cancel.up) is not None
+            if known or denial.to in self.gone or denial.pause >= MAX_CHECK_PERIODS * self.period_s:
+                del self._denials[name]
+            elif denial.when <= now:
+                out.append((denial.to, denial.cancel))
+                denial.when, denial.pause = now + denial.pause, 2 * denial.pause
+
     def replace(self, mine: list[Place], others: Iterable[Link]) -> None:
         """Hold ``mine`` from now on, and remember where ``others`` are."""
         before = {link.name for _, _, link in self.links()}
@@ -111,6 +148,7 @@ class Links:
             end, way = link.end(up), self.way(index, up, link.name)
             if not same(end.way, way):
                 self.put(index, up, link.moved(up, End(self.me, end.version + 1, *way)))
+        self.repeat_denials(now, out)
         self.compare(now, out)
 
     def compare(self, now: float, out: Outgoing) -> None:
@@ -134,8 +172,12 @@ class Links:
         merged = mine.merged(check.link)
         here = merged.end(up).peer == self.me
         if held is None:
-            if here and claims and not locked:  # else the answer under way may bring it
-                out.append((sender, Cancel(name, up, merged.end(up).version)))
+            if here and claims:
+                cancel = Cancel(name, up, merged.end(up).version)
+                if locked:  # the answer under way may bring it
+                    self.deny(sender, cancel)
+                else:
+                    out.append((sender, cancel))
             if here or not claims:
                 return
             self._passed_on[name] = merged

@@ -179,7 +179,7 @@ class Lead(Crew):
             return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
         survivors = tuple(roster.holders(stage) for stage in range(self.num_stages))
         loss = Loss(survivors, self.step, self.state["train"].checkpoint)
-        rescue = climb(self.recipe.train.recovery, loss)
+        rescue = climb(self.recipe.recovery.ladder, loss)
         self._recovering = (rescue.rung, before + names)
         if loss.empty_stages or rescue.step < self.step:
             self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)

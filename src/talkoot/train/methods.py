@@ -21,7 +21,7 @@ def check_methods(recipe: Recipe) -> None:
         TalkootError: naming the key and the nearest method that there is.
     """
     train = recipe.train
-    _check("planner", planners, train.planner)
+    _check("train.planner", planners, train.planner)
     if train.planner != "straight" and recipe.swarm.layout != "ring":
         raise TalkootError(
             f"planner {train.planner!r} needs a ring",
@@ -30,10 +30,10 @@ def check_methods(recipe: Recipe) -> None:
             next='set swarm.layout = "ring", or train.planner = "straight"',
         )
     check_routes(recipe)
-    _check("mixing", mixing_rules, train.mixing)
-    _check("schedule", schedules, train.schedule)
-    _check("recovery", rungs, *train.recovery)
-    _check("repair", repairs, train.repair)
+    _check("train.mixing", mixing_rules, train.mixing)
+    _check("train.schedule", schedules, train.schedule)
+    _check("recovery.ladder", rungs, *recipe.recovery.ladder)
+    _check("train.repair", repairs, train.repair)
 
 
 def _check(key: str, registry: Registry[Any], *names: str) -> None:
@@ -41,7 +41,7 @@ def _check(key: str, registry: Registry[Any], *names: str) -> None:
         if name not in registry:
             raise TalkootError(
                 f"unknown {registry.noun} {name!r}",
-                where=f"the recipe, key train.{key}",
+                where=f"the recipe, key {key}",
                 why=nearest(name, registry),
                 next=f"use one of: {', '.join(registry)}",
             )

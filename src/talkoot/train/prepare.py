@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -113,8 +115,31 @@ def cut_stages(config: ModelConfig, recipe: Recipe) -> list[tuple[int, int]]:
     In a ring the first stage begins with the head, at -1 (see :meth:`ModelConfig.held`); it and the embedding stay
     together.
     """
-    flops = config.layer_flops(recipe.model.context)
+    flops, blocks = config.layer_flops(recipe.model.context), recipe.swarm.cut
+    if blocks:
+        return _cut_as_told(config, blocks, ring=recipe.swarm.layout == "ring")
     if recipe.swarm.layout == "line":
         return cut_layers(flops, recipe.swarm.num_stages)
     ends = cut_layers([flops[-1] + flops[0], *flops[1:-1]], recipe.swarm.num_stages)
     return [(-1, ends[0][1]), *ends[1:]]
+
+
+def _cut_as_told(config: ModelConfig, blocks: Sequence[int], *, ring: bool) -> list[tuple[int, int]]:
+    """Stages of these numbers of decoder blocks; embedding and head go to the ends.
+
+    Raises:
+        TalkootError: they are not the model's blocks.
+    """
+    if sum(blocks) != config.layers:
+        raise TalkootError(
+            "the model cannot be cut like that",
+            where="swarm.cut",
+            why=f"{list(blocks)} are {sum(blocks)} decoder blocks, the model has {config.layers}",
+            next="name a number of blocks for each stage that add up to the model's",
+        )
+    ends = list(accumulate(blocks, initial=1))
+    stages = list(pairwise(ends))
+    first, last = stages[0][1], stages[-1][0]
+    if ring:
+        return [(-1, first), *stages[1:]]
+    return [(0, first), *stages[1:-1], (last, config.layer_count)] if len(stages) > 1 else [(0, config.layer_count)]

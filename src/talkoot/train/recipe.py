@@ -6,181 +6,19 @@ import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_plain
 from talkoot.plan.steps import Route
+from talkoot.train.sections import Data, Joiner, Model, Recovery, Section, Swarm, Train, peer_names
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
-from talkoot.world.sim.simulation import PEER_FLOPS
 
 UNUSABLE = "the recipe cannot be used"
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a recipe; unknown keys are refused with the nearest valid one."""
-
-
-class Data(_Section, frozen=True, kw_only=True):
-    """Where the text comes from.
-
-    Attributes:
-        source: ``bundled:shakespeare``, a file, a folder, or ``datasets:NAME`` (see ``talkoot.data``).
-        column: the text column of JSONL, Parquet and datasets sources.
-        held_out: share of the tokens, from the end, that training never sees.
-        tokenizer: ``bytes``, ``bpe:SIZE`` (trained on the text), or a folder or file with a ``tokenizer.json``.
-    """
-
-    source: str = "bundled:shakespeare"
-    column: str = "text"
-    held_out: float = 0.05
-    tokenizer: str = "bpe:1024"
-
-
-class Model(_Section, frozen=True, kw_only=True):
-    """What is trained.
-
-    Attributes:
-        depth: the one dial for a new model; everything else derives from it.
-        load: a Hugging Face folder to start from instead.
-        context: tokens per training sequence.
-        dtype: ``bfloat16`` computes under autocast; weights, gradients and the optimizer stay in float32.
-        device: ``auto`` takes CUDA, then MPS, then the CPU.
-        compile: run layers through ``torch.compile``.
-    """
-
-    depth: int = 4
-    load: str | None = None
-    context: int = 128
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"
-    compile: bool = False
-
-
-class Train(_Section, frozen=True, kw_only=True):
-    """How it is trained.
-
-    Attributes:
-        steps: optimizer steps.
-        microbatches, microbatch_size: sequences per step = their product; each microbatch takes its own path.
-        learning_rate, schedule, warmup, decay, final_rate: peak rate; ``cosine`` or ``constant-decay`` (constant, then
-            linear over the last ``decay`` share of the steps); warm-up steps; last rate as a share of the peak.
-        weight_decay, beta1, beta2, epsilon: AdamW's; decay applies to matrices only.
-        clip: limit of the global gradient norm; 0 = none.
-        planner, mixing, recovery: methods by name; recovery rungs in the order in which they are tried.
-        visits, full_every: in a ring, stages that a microbatch visits (0 = all), and every how many steps one is
-            done with all stages (0 = never).
-        replan_at: plan the routes anew when a peer computes slower or faster than assumed by more than this share of
-            its speed; 0 = never.
-        repair: what happens to microbatches on the way when a peer is lost within a step, by name.
-        checkpoint_every, keep_checkpoints: in steps; 0 = only at the end.
-        evaluate_every, evaluate_batches: held-out evaluation; 0 = only at the end.
-        patience_s: seconds without any progress after which the run stops with a diagnosis.
-    """
-
-    steps: int = 300
-    microbatches: int = 8
-    microbatch_size: int = 4
-    learning_rate: float = 3e-3
-    schedule: str = "cosine"
-    warmup: int = 20
-    decay: float = 0.2
-    final_rate: float = 0.1
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    clip: float = 1.0
-    planner: str = "straight"
-    mixing: str = "average"
-    recovery: tuple[str, ...] = ("replica", "checkpoint")
-    visits: int = 0
-    full_every: int = 0
-    replan_at: float = 0.0
-    repair: str = "repair"
-    checkpoint_every: int = 100
-    keep_checkpoints: int = 2
-    evaluate_every: int = 100
-    evaluate_batches: int = 8
-    patience_s: float = 300.0
-
-
-class Joiner(_Section, frozen=True, kw_only=True):
-    """A peer that comes later and is given a stage where it helps, or waits until it does.
-
-    Attributes:
-        name: unique.
-        step: when it comes, in committed steps.
-        speed, slots: as for the others.
-    """
-
-    name: str
-    step: int = 0
-    speed: float = 1.0
-    slots: int = 0
-
-
-class Swarm(_Section, frozen=True, kw_only=True):
-    """Who trains it.
-
-    Attributes:
-        stages, replicas: the pipeline's length and the number of peers that hold each stage.
-        layout: ``line``: the last stage computes the loss; ``ring``: the first one, to which every path returns.
-        groups: peers of each stage, where stages have unlike numbers of them; it replaces stages and replicas.
-        names, speeds: per peer, stage by stage; names are trees where none are given, missing speeds are 1.
-        slots: how many microbatches a peer of a ring can hold at once, for all or per peer; 0 = any number.
-        flops: floating-point operations per second of a peer of speed 1 in the simulated world.
-        emulate: in the real world, delay messages like the network section's links and computations like ``flops``.
-        joiners: peers that come later.
-        respawn: start a replacement when a peer is lost.
-        threads: torch threads per peer.
-        host: address that peers listen on; anything but loopback is encrypted.
-    """
-
-    stages: int = 2
-    replicas: int = 2
-    layout: Literal["line", "ring"] = "line"
-    groups: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    speeds: tuple[float, ...] = ()
-    slots: int | tuple[int, ...] = 0
-    flops: float = PEER_FLOPS
-    emulate: bool = False
-    joiners: tuple[Joiner, ...] = ()
-    respawn: bool = True
-    threads: int = 1
-    host: str = "127.0.0.1"
-
-    def speed(self, index: int) -> float:
-        """Speed of the peer with that index."""
-        return self.speeds[index] if index < len(self.speeds) else 1.0
-
-    def slots_of(self, index: int) -> int:
-        """Microbatches that the peer with that index can hold at once; 0 = any number."""
-        return self.slots if isinstance(self.slots, int) else self.slots[index]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of peers of each stage."""
-        return self.groups or (self.replicas,) * self.stages
-
-    @property
-    def num_stages(self) -> int:
-        """The pipeline's length."""
-        return len(self.sizes)
-
-    @property
-    def peers(self) -> dict[str, int]:
-        """Every peer's name and stage, stage by stage."""
-        stages = [stage for stage, size in enumerate(self.sizes) for _ in range(size)]
-        names = self.names or tuple(peer_names(len(stages)))
-        return dict(zip(names, stages, strict=False))
-
-
-class Recipe(_Section, frozen=True, kw_only=True):
+class Recipe(Section, frozen=True, kw_only=True):
     """A whole run."""
 
     name: str = "run"
@@ -188,6 +26,7 @@ class Recipe(_Section, frozen=True, kw_only=True):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+    recovery: Recovery = Recovery()
     swarm: Swarm = Swarm()
     network: Network = Network()
     routes: tuple[Route, ...] = ()
@@ -236,6 +75,10 @@ def _check_swarm(recipe: Recipe) -> None:
     count = sum(swarm.sizes)
     if any(size < 1 for size in swarm.sizes):
         raise _bad("swarm.groups", f"{list(swarm.groups)}: every stage needs a peer")
+    if swarm.cut and len(swarm.cut) != swarm.num_stages:
+        raise _bad("swarm.cut", f"{len(swarm.cut)} figures for {swarm.num_stages} stages")
+    if min(swarm.cut[1:], default=1) < 1 or min(swarm.cut, default=1) < (0 if swarm.layout == "ring" else 1):
+        raise _bad("swarm.cut", f"{list(swarm.cut)}: every stage needs a block, but for the first one of a ring")
     if swarm.names and (len(set(swarm.names)) != count or len(swarm.names) != count):
         raise _bad("swarm.names", f"{len(set(swarm.names))} different names for {count} peers")
     if not isinstance(swarm.slots, int) and len(swarm.slots) != count:
@@ -285,6 +128,22 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for value in (slots,) if isinstance(slots, int) else slots:
         yield "swarm.slots", value, value >= 0, "at least 0"
     yield "swarm.flops", recipe.swarm.flops, 0 < recipe.swarm.flops < math.inf, "above 0"
+    recovery = recipe.recovery
+    for name in ("bump", "watchdog_s"):
+        value = getattr(recovery, name)
+        yield f"recovery.{name}", value, 0 < value < math.inf, "above 0"
+    for name in ("copies", "refresh_every"):
+        value = getattr(recovery, name)
+        yield f"recovery.{name}", value, value >= 1, "at least 1"
+    yield "recovery.omega_power", recovery.omega_power, recovery.omega_power in (0, 1, 2), "0, 1 or 2"
+    yield "recovery.bump_decay", recovery.bump_decay, 0 <= recovery.bump_decay <= 1, "in [0, 1]"
+    for stage in recovery.guarded:
+        yield (
+            "recovery.guarded",
+            stage,
+            0 <= stage < recipe.swarm.num_stages,
+            f"a stage below {recipe.swarm.num_stages}",
+        )
     yield "train.decay", train.decay, 0 <= train.decay <= 1, "a share of the steps, in [0, 1]"
     for name in ("checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches"):
         value = getattr(train, name)
@@ -293,12 +152,6 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PHASES = ("begin", "forward", "loss", "backward", "mix", "prepare", "commit")
-TREES = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "gum", "hazel", "ivy", "juniper", "kauri", "larch")
-
-
-def peer_names(count: int) -> list[str]:
-    """Names for ``count`` peers: alder, birch, ... larch, alder2, ..."""
-    return [TREES[i % len(TREES)] + (str(i // len(TREES) + 1) if i >= len(TREES) else "") for i in range(count)]
 
 
 def load_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -336,3 +189,19 @@ def _override(tree: dict[str, Any], text: str) -> None:
 
 def _bad(where: str, why: str, next: str = CORRECT) -> TalkootError:
     return TalkootError(UNUSABLE, where=where, why=why, next=next)
+
+
+__all__ = [
+    "PHASES",
+    "UNUSABLE",
+    "Data",
+    "Joiner",
+    "Model",
+    "Recipe",
+    "Recovery",
+    "Swarm",
+    "Train",
+    "build_recipe",
+    "load_recipe",
+    "peer_names",
+]

@@ -70,6 +70,6 @@ def climb(names: Sequence[str], loss: Loss) -> Rescue:
         "the swarm cannot recover",
         where=f"stages {loss.empty_stages} after {loss.step} committed steps",
         why=f"nobody holds them any more, and none of the rungs can serve: {', '.join(names) or 'none configured'}",
-        next="add replicas, or 'checkpoint' to train.recovery with train.checkpoint_every > 0",
+        next="add replicas, or 'checkpoint' to recovery.ladder with train.checkpoint_every > 0",
         code=Exit.UNREACHABLE,
     )

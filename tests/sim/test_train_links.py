@@ -80,7 +80,7 @@ class Forgetful(Peer):
     async def _save(self, step: int) -> None:
         if self.world.name == "alder" and not Forgetful.lied:
             Forgetful.lied = True
-            await self._tell("saved", Saved(blob="0" * 64, size=9, tensors={}), step)
+            await self.tell("saved", Saved(blob="0" * 64, size=9, tensors={}), step)
         else:
             await super()._save(step)
 
@@ -123,7 +123,7 @@ def test_an_outsiders_mixing_is_ignored_and_a_failure_without_sense_expels_its_s
 
 def lie_once(monkeypatch, **figures: float) -> None:
     """Have birch, who holds the last stage, state these figures once."""
-    honest = Peer._tell
+    honest = Peer.tell
 
     async def tell(self: Peer, topic: str, facts: Any, step: int) -> None:
         if topic == "prepared" and self.world.name == "birch" and not _said:
@@ -134,7 +134,7 @@ def lie_once(monkeypatch, **figures: float) -> None:
         await honest(self, topic, facts, step)
 
     _said.clear()
-    monkeypatch.setattr(Peer, "_tell", tell)
+    monkeypatch.setattr(Peer, "tell", tell)
 
 
 @pytest.mark.parametrize("figures", [{"losses": 1.7e308}, {"norms": 1.7e308}])

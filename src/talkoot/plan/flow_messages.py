@@ -75,10 +75,10 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
     def merged(self, other: Link) -> Link:
         """The truth as far as both copies know it."""
-        return Link(self.name, max(self.up, other.up, key=_age), max(self.down, other.down, key=_age))
+        return Link(self.name, max(self.up, other.up, key=age), max(self.down, other.down, key=age))
 
 
-def _age(end: End) -> tuple[int, str]:
+def age(end: End) -> tuple[int, str]:
     """What a higher version is; two peers can only have written the same one after an answer came far too late."""
     return end.version, end.peer
 

@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
-from talkoot.plan.flow_messages import End, Link, Place, Way
+from talkoot.plan.flow_messages import End, Link, Place, Way, age
 
 Objective: TypeAlias = Literal["max", "sum"]
 WARM_SWEEPS = 3
@@ -137,12 +137,33 @@ class Taste(NamedTuple):
         return self.chance.random() < math.exp(gain / self.temperature_s)
 
 
+def undouble(sides: list[Side]) -> bool:
+    """Empty all but one of the places that hold the same end of a link; whether there were any.
+
+    A peer that waited in vain for a host's answer keeps what the host gave away. The copies of both ends tell in time
+    who wrote last, but if both holders lay open their places before that, it would be moved about twice.
+    """
+    ends = [
+        (link.end(up), side, index, up, link.name)
+        for side in sides
+        for index, place in enumerate(side.places)
+        for up, link in ((False, place.up), (True, place.down))
+        if link is not None
+    ]
+    ends.sort(key=lambda held: (age(held[0]), held[0].peer == held[1].peer))
+    last = {(name, up): at for at, (_, _, _, up, name) in enumerate(ends)}
+    doubles = [held for at, held in enumerate(ends) if last[held[4], held[3]] != at]
+    for _, side, index, up, _ in doubles:
+        side.places[index] = side.places[index].put(up, None)
+    return bool(doubles)
+
+
 def rearrange(sides: list[Side], taste: Taste) -> bool:
     """Try all moves among the places of all ``sides``, in random order; whether anything changed.
 
     :data:`WARM_SWEEPS` times if there is a temperature, else until no move helps.
     """
-    changed, sweeps = False, 0
+    changed, sweeps = undouble(sides), 0
     while True:
         units = [(side, index) for side in sides for index in side.movable()]
         moves = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from talkoot.core.ids import PeerId
 from talkoot.model.config import ModelConfig
@@ -11,7 +11,18 @@ from talkoot.train.recipe import Recipe
 from talkoot.train.treesum import Node
 from talkoot.world.api import Blank, Frame
 
+KINDS = ("weight", "first", "second", "count")  # of the tensors in a state: weights, both moments, updates if unusual
+CHUNK_BYTES = 256 * 2**20  # of a state on its way to another peer
 Gradients = Sequence[tuple[Node, Frame]]  # partial sums by the microbatches they cover, each one flat vector
+
+
+class Neighbour(NamedTuple):
+    """A stage next to a lost one: its layers, the norm of its last gradient, and its state."""
+
+    first: int
+    last: int
+    norm: float
+    state: bytes
 
 
 class StageCompute(Protocol):
@@ -69,6 +80,14 @@ class StageCompute(Protocol):
         """Losses by microbatch (last stage) and squared gradient norms by tensor, after all mixing."""
         ...
 
+    def gradient(self) -> Sequence[Frame]:
+        """The agreed gradient as it will be applied, rounded as the recipe says; after :meth:`finish`."""
+        ...
+
+    def adopt(self, frames: Sequence[Frame]) -> None:
+        """Take another peer's :meth:`gradient` of this stage as one's own."""
+        ...
+
     def apply(self, learning_rate: float, scale: float) -> None:
         """The optimizer's step, with gradients multiplied by ``scale``."""
         ...
@@ -77,8 +96,16 @@ class StageCompute(Protocol):
         """The whole state as bytes, and the digest of every tensor in it."""
         ...
 
+    def pack(self, kinds: Sequence[str] = KINDS) -> Sequence[Frame]:
+        """The state, or some kinds of its tensors, to send to another peer; joined, :meth:`load` takes them."""
+        ...
+
     def load(self, parts: Sequence[bytes], step: int) -> None:
         """Take the state from saved ``parts`` that together hold this stage's layers; ``step`` steps are done."""
+        ...
+
+    def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
+        """Take an approximation made of what neighbouring stages hold; see :mod:`talkoot.train.recovery.blending`."""
         ...
 
 
@@ -93,6 +120,7 @@ class BlankStage:
         self.turns = 2
         self.forward_flops, self.loss_flops = stage_flops(config, first, last, recipe)
         self.num_values = sum(config.layer_parameters()[index] for index in config.held(first, last))
+        self._gradient_bytes = self.num_values * (2 if recipe.recovery.stream == "bfloat16" else 4)
         self._activation = [Blank(hop_bytes(config, recipe))]
         self._embedding = [Blank(4 * config.vocab_size * config.width)]
         self._is_first, self._is_last = first <= 0, last == config.layer_count
@@ -136,7 +164,19 @@ class BlankStage:
     def finish(self) -> tuple[dict[int, float], tuple[float, ...]]:
         return self._losses, (1.0,)
 
+    def gradient(self) -> Sequence[Frame]:
+        return [Blank(self._gradient_bytes)]
+
+    def adopt(self, frames: Sequence[Frame]) -> None:
+        pass
+
     def apply(self, learning_rate: float, scale: float) -> None:
+        pass
+
+    def pack(self, kinds: Sequence[str] = KINDS) -> Sequence[Frame]:
+        return [Blank(4 * self.num_values * len(set(kinds) - {"count"}))]
+
+    def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
         pass
 
     def save(self) -> tuple[bytes, dict[str, str]]:

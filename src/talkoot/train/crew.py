@@ -16,13 +16,14 @@ from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
 from talkoot.train.job import Job
 from talkoot.train.journal import Journal, Observer, Share
-from talkoot.train.messages import Cut, Hello
+from talkoot.train.keepers import Keepers
+from talkoot.train.messages import Cut, Hello, Keeps
 from talkoot.train.records import Facts, Gone, Joined
 from talkoot.train.roster import Roster
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 
-NOTICES = (LOST, FAILED, HELLO, "cut")
+NOTICES = (LOST, FAILED, HELLO, "cut", "keeping")
 PROGRAM = "talkoot.train.peer:train_peer"
 
 A = TypeVar("A")
@@ -47,6 +48,7 @@ class Crew:
         self.journal = Journal(world, log, self.recipe.seed, observer)
         self.generation = self.state["train"].generation + (1 if self.state.position else 0)
         self.roster = Roster(self.recipe.swarm)
+        self.keepers = Keepers(self.recipe.recovery)
         self.lost_at: float | None = None  # when the first of those not recovered from yet was lost
 
     @property
@@ -128,6 +130,8 @@ class Crew:
             self._admit(message)
         elif message.topic == "cut":
             self._cut(message)
+        elif message.topic == "keeping":
+            self._note_keeper(message)
         return message
 
     def _fail(self, message: Message) -> None:
@@ -149,6 +153,13 @@ class Crew:
             self.expel(message.sender, f"its 'cut' makes no sense: {problem}")
         if cut.peer in self.roster.members:
             self.expel(PeerId(cut.peer), f"{self.roster.name_of(message.sender)} lost it: {cut.reason}")
+
+    def _note_keeper(self, message: Message) -> None:
+        try:
+            keeps = message.read(Keeps)
+        except ValueError:
+            return  # then it is not waited for, and nothing is asked of it
+        self.keepers.note(keeps.stage, message.sender, keeps.step, message.generation)
 
     def _admit(self, message: Message) -> None:
         try:
@@ -177,6 +188,7 @@ class Crew:
     def _strike_off(self, peer: PeerId, reason: str) -> None:
         roster = self.roster
         member = roster.members.pop(peer)
+        self.keepers.forget(peer)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
         if self.step > member.since:
             roster.attempts.pop(member.name, None)  # the run went on: being lost now and then is not "keeps dying"

@@ -154,6 +154,10 @@ class Desk:
                 to = None
         return Parcel(to, theirs, m, item.round, self._sent[key]) if to is not None else None
 
+    def parcels(self) -> list[Parcel]:
+        """Everything that was sent in this step, as it had to be sent last."""
+        return [parcel for key in sorted(self._sent) if (parcel := self._parcel(key)) is not None]
+
     @property
     def finished(self) -> bool:
         """Whether everything on this desk is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,37 @@ def to_frame(tensor: Tensor) -> memoryview:
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()
     return memoryview(array).toreadonly()  # a writable buffer would be copied before it is sent
+
+
+def split_states(data: bytes) -> list[bytes]:
+    """The safetensors containers that ``data`` is a sequence of.
+
+    Raises:
+        TalkootError: it is cut short, or no such sequence.
+    """
+    found: list[bytes] = []
+    at = 0
+    try:
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 8], "little")
+            header = json.loads(data[at + 8 : at + 8 + length])
+            size = max(
+                (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+            )
+            end = at + 8 + length + size
+            if not at < end <= len(data):
+                raise ValueError(f"{len(data) - at} bytes are left of {end - at}")
+            found.append(data[at:end])
+            at = end
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as problem:
+        raise TalkootError(
+            "a stage's state cannot be read",
+            where=f"byte {at} of {len(data)}",
+            why=str(problem),
+            next="check that all peers run the same version of talkoot; a damaged snapshot can be removed",
+            code=Exit.FAILED_CHECK,
+        ) from problem
+    return found
 
 
 def from_frame(frame: Frame, dtype: torch.dtype, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

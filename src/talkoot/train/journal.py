@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from talkoot.core.fold import Entry, State, fold
 from talkoot.core.ids import Digest, PeerId
@@ -50,6 +50,10 @@ class Journal:
         entry, self.state = self._log.append(signed, self.state)
         self._observer(entry, self.state)
         return entry.id
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, from the first."""
+        return self._log.entries()
 
     def sync(self) -> None:
         """Let what was appended survive a power cut."""

@@ -22,18 +22,18 @@ from talkoot.train import checkpoint as snapshots
 from talkoot.train.crew import NOTICES, Crew
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
-from talkoot.train.messages import Assign, Contact, Give, Introduce, Ready
 from talkoot.train.outlook import start_of, view_of
 from talkoot.train.records import (
+    Blended,
     End,
     PeerState,
     Recovered,
     Resume,
     RolledBack,
-    Seated,
     Warned,
 )
-from talkoot.train.recovery import Loss, climb
+from talkoot.train.recovery import Source, climb
+from talkoot.train.seating import arrange_keepers, loss_of, seat
 from talkoot.world.api import HELLO, Host
 
 
@@ -74,8 +74,11 @@ class Lead(Crew):
         self.drift = Drift(self.recipe.train.replan_at)
         self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
         self._vacated = False
-        self._recovering: tuple[str, tuple[str, ...]] | None = None
-        self._manifest: snapshots.Manifest | None = None  # where seats without a donor take their state from
+        self._recovering: Recovered | None = None
+        self.hurt: tuple[str, ...] = ()  # names lost in the recovery under way
+        self.served: dict[int, set[PeerId]] = {}  # who held each stage since the newest snapshot
+        self._sources: dict[int, Source] = {}  # where stages that nobody holds get their state from
+        self.manifest: snapshots.Manifest | None = None  # of the newest snapshot
 
     def view(self, num_microbatches: int) -> View:
         """What a planner is told about this step."""
@@ -102,21 +105,23 @@ class Lead(Crew):
 
     def _roll_back(self, reason: str, step: int | None = None) -> None:
         """Vacate all seats; whoever is seated next starts from the snapshot at or before ``step``."""
-        self._manifest = None
+        self.manifest = None
         if self.folder is not None:
-            self._manifest, warnings = snapshots.newest(
+            self.manifest, warnings = snapshots.newest(
                 self.folder, self.world.blobs, self.step if step is None else step, self.world.run
             )
             for warning in warnings:
                 self.record("run.warning", Warned(text=warning))
-        if self._manifest is not None:
-            snapshots.check_tokenizer(self._manifest, self.tokenizer_digest, f"{self.folder}")
+        if self.manifest is not None:
+            snapshots.check_tokenizer(self.manifest, self.tokenizer_digest, f"{self.folder}")
         self._vacated = True
         self.roster.vacate()
+        self.keepers.clear()
+        self.served, self._sources = {}, {}
         self.evaluated_at = None
         self.saved_at, self.state_hash = None, ""
-        if self._manifest is not None:
-            self.saved_at, self.state_hash = self._manifest.step, self._manifest.state_hash
+        if self.manifest is not None:
+            self.saved_at, self.state_hash = self.manifest.step, self.manifest.state_hash
         start = self.saved_at or 0
         if start < self.step:
             self.record("train.rollback", RolledBack(reason=reason), step=start)
@@ -141,16 +146,34 @@ class Lead(Crew):
             self.roster.home |= stages_for(newcomers, self.view(self.recipe.train.microbatches))
             await self._fill_seats()
         if self._recovering is not None:
-            rung, names = self._recovering
-            self._recovering = None
             pause = 0.0 if self.lost_at is None else self.world.now() - self.lost_at
-            self.record("train.recover", Recovered(rung=rung, lost=names, pause_s=pause))
-            self.lost_at = None
+            self.record("train.recover", msgspec.structs.replace(self._recovering, pause_s=pause))
+            self._recovering, self.lost_at, self.hurt = None, None, ()
+        await arrange_keepers(self)
 
     async def _fill_seats(self) -> None:
         vacant = self.roster.unseated()
         if vacant:
-            await self._seat(vacant)
+            await seat(self, vacant, self._sources)
+            self._vacated = False
+            for stage in {stage for _, stage in vacant} & set(self._sources):
+                self._note_blend(stage, self._sources.pop(stage))
+
+    def _note_blend(self, stage: int, source: Source) -> None:
+        """From here on the run is not what it would have been, and the log says so."""
+        if source.exact:
+            return
+        recovery = self.recipe.recovery
+        blended = Blended(
+            stage=stage,
+            sources=tuple((self.roster.name_of(share.peer), share.stage, share.norm) for share in source.shares),
+            merge=recovery.merge,
+            omega_power=recovery.omega_power,
+            moments=recovery.moments,
+            bump=recovery.bump,
+            loss=self.state["train"].loss,
+        )
+        self.record("train.blend", blended)
 
     def _await_names(self) -> set[str]:
         """Peers without whom no step can be computed and who are still on their way."""
@@ -169,51 +192,41 @@ class Lead(Crew):
         return names
 
     def _recover(self) -> None:
-        """Decide what the losses mean: replacements, and how far everybody goes back."""
+        """Decide what the losses mean: replacements, and where lost stages come from, or how far everybody goes back.
+
+        Raises:
+            Unrecoverable: no rung of the ladder can serve.
+        """
         self.generation += 1
-        roster, names = self.roster, self.replace_lost()
-        before = self._recovering[1] if self._recovering is not None else ()
+        self.hurt = (*self.hurt, *self.replace_lost())
         if self._vacated:
             if self._recovering is not None:
-                self._recovering = (self._recovering[0], before + names)
+                self._recovering = msgspec.structs.replace(self._recovering, lost=self.hurt)
             return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
-        survivors = tuple(roster.holders(stage) for stage in range(self.num_stages))
-        loss = Loss(survivors, self.step, self.state["train"].checkpoint)
-        rescue = climb(self.recipe.recovery.ladder, loss)
-        self._recovering = (rescue.rung, before + names)
-        if loss.empty_stages or rescue.step < self.step:
-            self._roll_back(f"{rescue.rung}: nobody holds stages {loss.empty_stages} any more", rescue.step)
+        loss = loss_of(self)
+        sources = climb(self.recipe.recovery.ladder, loss)
+        words = "+".join(sorted({source.rung for source in sources.values()})) or "replica"
+        approximate = tuple(stage for stage, source in sources.items() if not source.exact)
+        self._recovering = Recovered(rung=words, lost=self.hurt, pause_s=0.0, approximate=approximate)
+        back = [source.step for source in sources.values() if source.how == "rollback"]
+        if back:
+            self._roll_back(f"{words}: nobody holds stages {loss.empty_stages} any more", min(back))
+        else:
+            self._sources = {stage: sources[stage] for stage in loss.empty_stages}
 
-    async def _seat(self, vacant: Sequence[tuple[PeerId, int]]) -> None:
-        """Give each peer its stage's state, from a donor where one holds it, else from the snapshot."""
-        contacts = tuple(Contact(peer, member.address) for peer, member in self.roster.members.items())
-        for peer in self.roster.members:
-            others = tuple(contact for contact in contacts if contact.peer != peer)
-            await self.tell(peer, "introduce", Introduce(others), self.step)
-        sources: dict[PeerId, str] = {}
-        for peer, stage in vacant:
-            first, last = self.stages[stage]
-            donor = self.roster.holders(stage)[-1] if self.roster.holders(stage) else None
-            blobs = self._manifest.blobs_for(first, last) if self._manifest and donor is None else ()
-            sources[peer] = "replica" if donor else f"snapshot of step {self.step}" if blobs else "start"
-            assign = Assign(
-                stage=stage,
-                num_stages=self.num_stages,
-                first=first,
-                last=last,
-                step=self.step,
-                donor=donor,
-                blobs=blobs,
-            )
-            await self.tell(peer, "assign", assign, self.step)
-            if donor is not None:
-                await self.tell(donor, "give", Give(peer), self.step)
-        await self.gather("ready", sources, Ready, self.step)
-        self._vacated = False
-        for peer, stage in vacant:
-            member = self.roster.members[peer]
-            member.stage = stage
-            self.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=sources[peer]))
+    def blobs_of(self, stage: int) -> tuple[str, ...]:
+        """Where the stage lies in the newest snapshot; none before there is one."""
+        return () if self.manifest is None else self.manifest.blobs_for(*self.stages[stage])
+
+    def bumps(self, step: int) -> dict[int, float]:
+        """By stage, factors on the learning rate of stages that were approximated, where they are not 1."""
+        recovery = self.recipe.recovery
+        found: dict[int, float] = {}
+        for stage, at in self.state["train"].blended.items():
+            excess = (recovery.bump - 1.0) * (1.0 - recovery.bump_decay) ** (step - at)
+            if excess:
+                found[stage] = 1.0 + excess
+        return found
 
     # -- snapshots and the end -------------------------------------------------------------------------------
 

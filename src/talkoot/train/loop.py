@@ -9,7 +9,7 @@ at the same step. What the methods behind begin, mix and recover are is the reci
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -25,6 +25,7 @@ from talkoot.train.records import Committed, Evaluated, Worked
 from talkoot.train.routing import refresh_routes
 from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
+from talkoot.train.seating import scale_of
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +77,8 @@ async def run_steps(lead: Lead) -> None:
                 return
             await refresh_routes(lead)
             plan = begin(lead)
-            plan, prepared = await compute(lead, plan, step)
-            await commit(lead, plan, prepared, step)
+            situation, prepared = await compute(lead, plan, step)
+            await commit(lead, situation, prepared, step)
         except PeersLost:
             continue  # nothing was applied: restore the swarm and do the step again
 
@@ -98,14 +99,15 @@ def begin(lead: Lead) -> StepPlan:
 
 async def compute(
     lead: Lead, plan: StepPlan, step: int, *, evaluate: bool = False
-) -> tuple[StepPlan, Mapping[PeerId, Prepared]]:
-    """Send each peer its share and wait until all have mixed gradients ready; returns the paths as they were at last.
+) -> tuple[Situation, Mapping[PeerId, Prepared]]:
+    """Send each peer its share and wait until all have mixed gradients ready; returns how things were at last.
 
     Raises:
         PeersLost: the step cannot be saved and has to be done again.
     """
     repair = None if evaluate else repairs[lead.recipe.train.repair]
-    situation = Situation(plan)
+    streams = {} if evaluate else {stage: lead.keepers.streams(stage) for stage in range(lead.num_stages)}
+    situation = Situation(plan, streams=streams)
     for peer, stage in lead.roster.seated():
         await lead.tell(peer, "begin", share_of(lead, situation, peer, stage, evaluate=evaluate), step)
     answers: dict[PeerId, Prepared] = {}
@@ -116,15 +118,16 @@ async def compute(
             if repair is None:
                 raise
             situation = await mend(lead, situation, repair, step)
-    return situation.plan, {peer: answers[peer] for peer in sorted(answers) if peer in lead.roster.members}
+    return situation, {peer: answers[peer] for peer in sorted(answers) if peer in lead.roster.members}
 
 
-async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared], step: int) -> None:
+async def commit(lead: Lead, situation: Situation, prepared: Mapping[PeerId, Prepared], step: int) -> None:
     """Check what the peers prepared, write it down, and only then let everybody apply it."""
-    recipe = lead.recipe.train
+    recipe, plan = lead.recipe.train, situation.plan
     losses = collect_losses(lead, plan, prepared, step)
-    norm = gradient_norm(lead, prepared, step)
-    rate = learning_rate(recipe, step)
+    squares = stage_squares(lead, prepared, step)
+    norm = gradient_norm(lead, squares, step)
+    rate, bumps = learning_rate(recipe, step), lead.bumps(step)
     shares = {peer: (stage, plan.share_of(peer)) for peer, stage in lead.roster.seated()}
     parents = [lead.accept_work(peer, answer.receipt, step, shares[peer]) for peer, answer in prepared.items()]
     paths = sorted(plan.paths, key=lambda path: path.microbatch)
@@ -136,13 +139,23 @@ async def commit(lead: Lead, plan: StepPlan, prepared: Mapping[PeerId, Prepared]
         tokens=len(losses) * recipe.microbatch_size * lead.recipe.model.context,
         learning_rate=rate,
         gradient_norm=norm,
+        stage_norms=tuple(math.sqrt(_sum(of_stage)) for of_stage in squares),
+        bumps=tuple(sorted(bumps.items())),
     )
     lead.record("train.commit", facts, step=step, parents=tuple(parents))
     if recipe.replan_at:
         watch_speeds(lead, prepared)
-    scale = recipe.clip / norm if recipe.clip and norm > recipe.clip else 1.0
+    owners = {stage: lead.roster.holders(stage)[0] for stage, streams in situation.streams.items() if streams}
+    word = Commit(
+        rates=tuple(rate * bumps.get(stage, 1.0) for stage in range(lead.num_stages)),
+        scale=scale_of(recipe.clip, norm),
+        streamed=tuple((stage, owner, situation.attempts.get(stage, 0)) for stage, owner in owners.items()),
+        log_from=(lead.saved_at or 0) if "replay" in lead.recipe.recovery.ladder else None,
+    )
     for peer, _ in lead.roster.seated():
-        await lead.tell(peer, "commit", Commit(learning_rate=rate, scale=scale), step)
+        await lead.tell(peer, "commit", word, step)
+    for stage, streams in situation.streams.items():
+        lead.keepers.committed(stage, streams, step)
 
 
 def watch_speeds(lead: Lead, prepared: Mapping[PeerId, Prepared]) -> None:
@@ -162,8 +175,8 @@ async def evaluate(lead: Lead, step: int) -> None:
     count = lead.held_out_batches
     if count == 0:
         return
-    plan, prepared = await compute(lead, planners["straight"](lead.view(count)), step, evaluate=True)
-    losses = collect_losses(lead, plan, prepared, step)
+    situation, prepared = await compute(lead, planners["straight"](lead.view(count)), step, evaluate=True)
+    losses = collect_losses(lead, situation.plan, prepared, step)
     tokens = count * lead.recipe.train.microbatch_size * lead.recipe.model.context
     lead.record("train.evaluate", Evaluated(loss=mean_loss(lead, losses, step), tokens=tokens), step=step)
     lead.evaluated_at = step
@@ -199,9 +212,9 @@ def _sum(values: Iterable[float]) -> float:
         return math.inf
 
 
-def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) -> float:
-    """Norm of the whole model's mean gradient, a sum whose bits no order changes; replicas must agree on it."""
-    squares: list[float] = []
+def stage_squares(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) -> list[Sequence[float]]:
+    """Squared norms of the mean gradients of each stage's tensors; replicas must agree on them."""
+    squares: list[Sequence[float]] = []
     for stage in range(lead.num_stages):
         holders = lead.roster.holders(stage)
         norms = prepared[holders[0]].norms
@@ -217,8 +230,15 @@ def gradient_norm(lead: Lead, prepared: Mapping[PeerId, Prepared], step: int) ->
                 )
         if any(square < 0 for square in norms):
             lead.expel(holders[0], f"it stated a negative squared norm in step {step}")
-        squares += norms
-    total = _sum(squares)  # exactly rounded: the same bits however the model is cut into stages
+        squares.append(norms)
+    return squares
+
+
+def gradient_norm(lead: Lead, squares: Sequence[Sequence[float]], step: int) -> float:
+    """Norm of the whole model's mean gradient, a sum whose bits no order changes."""
+    total = _sum(
+        square for of_stage in squares for square in of_stage
+    )  # exactly rounded: the same bits however the model is cut into stages
     if not math.isfinite(total):
         raise _not_finite(lead, step, f"the squared gradient norm is {total}")
     return math.sqrt(total)

@@ -18,7 +18,7 @@ from talkoot.plan.repair import Mending, Progress, Repair, Wound, repairs
 from talkoot.plan.steps import Path, StepPlan, validate
 from talkoot.train.crew import PeersLost
 from talkoot.train.lead import Lead
-from talkoot.train.messages import Amend, Begin, Census, Item, Mix, Prepared, Standing
+from talkoot.train.messages import Amend, Begin, Census, Item, Mix, Prepared, Standing, Stream
 from talkoot.train.records import Mended
 
 
@@ -30,12 +30,14 @@ class Situation(msgspec.Struct, frozen=True):
         attempts: how often each stage had to start its mixing again.
         stocktakings: how often the lead asked who had done what.
         rounds: how often a microbatch had to begin again.
+        streams: who gets each stage's gradient.
     """
 
     plan: StepPlan
     attempts: Mapping[int, int] = {}
     stocktakings: int = 0
     rounds: Mapping[int, int] = {}
+    streams: Mapping[int, tuple[Stream, ...]] = {}
 
 
 def share_of(lead: Lead, situation: Situation, peer: PeerId, stage: int, *, evaluate: bool) -> Begin:
@@ -86,12 +88,15 @@ def items_of(
 def mix_of(lead: Lead, situation: Situation, peer: PeerId, stage: int) -> Mix:
     """With whom a peer agrees on its stage's gradient."""
     tie_to, tie_from = lead.roster.tie(peer, stage) if lead.job.config.tied else ((), None)
+    group = lead.roster.holders(stage)
+    streams = situation.streams.get(stage, ()) if peer == group[0] else ()
     return Mix(
-        group=lead.roster.holders(stage),
+        group=group,
         visitors=situation.plan.visitors(stage),
         attempt=situation.attempts.get(stage, 0),
         tie_to=tie_to,
         tie_from=tie_from,
+        streams=tuple(stream for stream in streams if stream.peer in lead.roster.members),
     )
 
 
@@ -153,7 +158,7 @@ async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -
     for stage in hurt:
         attempts[stage] = situation.stocktakings
     rounds = {**situation.rounds, **dict.fromkeys(mending.restarted, situation.stocktakings)}
-    situation = Situation(plan, attempts, situation.stocktakings, rounds)
+    situation = Situation(plan, attempts, situation.stocktakings, rounds, situation.streams)
     lead.record(
         "train.mend",
         Mended(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from talkoot.core.receipt import Signed
@@ -30,14 +32,35 @@ class Introduce(msgspec.Struct, frozen=True):
     contacts: tuple[Contact, ...]
 
 
+class Update(msgspec.Struct, frozen=True, array_like=True):
+    """How a committed step was applied to a stage: learning rate, gradient scale, and the microbatches that came by."""
+
+    learning_rate: float
+    scale: float
+    visitors: tuple[int, ...] = ()
+
+
+class Donor(msgspec.Struct, frozen=True, array_like=True):
+    """A peer that sends something: of layers ``[first, last)``, whose gradient had this norm."""
+
+    peer: str
+    first: int = 0
+    last: int = 0
+    norm: float = 1.0
+
+
 class Assign(msgspec.Struct, frozen=True, kw_only=True):
     """Lead to peer, ``assign``: hold this stage, and take its state from there.
 
     Attributes:
         stage, num_stages, first, last: which layers ``[first, last)`` of the model's list.
         step: the committed steps that the state must have.
-        donor: a peer that will send it (topic ``state``); None = from ``blobs``, or fresh when those are empty.
+        source: ``stored``: from ``blobs``, or fresh when there are none; ``copy``: a donor sends it; ``journal``: a
+            donor sends an older state and the gradients since; ``replay``: it is that of ``blobs``, and the donors
+            send what they sent to the stage since; ``blend``: it is made of the donors' states.
+        donors: the peers that send.
         blobs: names of checkpoint blobs that hold the layers.
+        updates: how the steps before ``step`` were applied, the last ones as many as the base is older.
     """
 
     stage: int
@@ -45,8 +68,10 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     step: int
-    donor: str | None = None
+    source: Literal["stored", "copy", "journal", "replay", "blend"] = "stored"
+    donors: tuple[Donor, ...] = ()
     blobs: tuple[str, ...] = ()
+    updates: tuple[Update, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -55,10 +80,62 @@ class Ready(msgspec.Struct, frozen=True):
     stage: int
 
 
-class Give(msgspec.Struct, frozen=True):
-    """Lead to peer, ``give``: send your state to ``to``."""
+class Give(msgspec.Struct, frozen=True, kw_only=True):
+    """Lead to peer, ``give``: send something to ``to``.
+
+    Attributes:
+        what: ``state``: your own; ``weights``: parts of it, by ``kinds``; ``kept``: what you keep of ``stage``;
+            ``sent``: what you sent to the peers ``were`` since step ``since``; ``base``: your own, for a peer that
+            keeps it.
+    """
 
     to: str
+    what: Literal["state", "weights", "kept", "sent", "base"] = "state"
+    stage: int = 0
+    kinds: tuple[str, ...] = ()
+    were: tuple[str, ...] = ()
+    since: int = 0
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """Lead to peer, ``keep``: keep what is needed to bring this stage of another peer back.
+
+    Attributes:
+        kind: ``shadow``: apply its gradients at once; ``journal``: write them down.
+        step, owner, blobs: what to begin with: the state of ``step``, from its owner, or stored as in :class:`Assign`.
+    """
+
+    kind: Literal["shadow", "journal"]
+    stage: int
+    first: int
+    last: int
+    step: int
+    owner: str | None = None
+    blobs: tuple[str, ...] = ()
+
+
+class Keeps(msgspec.Struct, frozen=True):
+    """Peer to lead, ``keeping``: the state of ``stage`` as of ``step`` is here; its gradients are heard from now on."""
+
+    stage: int
+    step: int
+
+
+class Gradient(msgspec.Struct, frozen=True, array_like=True):
+    """Peer to keeper, ``gradient``: my stage's, in this mixing attempt; it is not applied before the commit."""
+
+    stage: int
+    attempt: int
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True):
+    """Peer to newcomer, ``sent/...``: what I sent in the message's step, as (phase, microbatch) of each frame.
+
+    ``more``: this step is not complete yet.
+    """
+
+    keys: tuple[tuple[Phase, int], ...]
+    more: bool = False
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +158,13 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     round: int = 0
 
 
+class Stream(msgspec.Struct, frozen=True, array_like=True):
+    """A peer that keeps this stage's gradients; ``wait``: the step is prepared only when it has this one."""
+
+    peer: str
+    wait: bool
+
+
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
     """With whom a stage's peers agree on its gradient.
 
@@ -89,6 +173,7 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
         group: the peers that hold the stage, in an order all of them agree on.
         visitors: the microbatches that visit the stage; its gradient is the mean over them.
         tie_to, tie_from: partners that share a tied embedding across a line's ends.
+        streams: who is to get the stage's gradient from this peer.
     """
 
     group: tuple[str, ...]
@@ -96,6 +181,7 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     tie_to: tuple[str, ...] = ()
     tie_from: str | None = None
+    streams: tuple[Stream, ...] = ()
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,10 +277,19 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """Lead to peer, ``commit``: apply the prepared step."""
+    """Lead to peer, ``commit``: apply the prepared step, to one's own stage and to what one keeps of others.
 
-    learning_rate: float
+    Attributes:
+        rates: learning rate of each stage.
+        scale: of the gradient.
+        streamed: (stage, peer, attempt) of the gradients that keepers were sent.
+        log_from: what was sent in steps before this one need not be remembered; None = nothing need be.
+    """
+
+    rates: tuple[float, ...]
     scale: float
+    streamed: tuple[tuple[int, str, int], ...] = ()
+    log_from: int | None = None
 
 
 class Cut(msgspec.Struct, frozen=True):

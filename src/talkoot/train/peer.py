@@ -8,31 +8,41 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from functools import partial
 
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
 from talkoot.train.job import Job, make_stage
+from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
 from talkoot.train.messages import (
     Assign,
     Begin,
     Commit,
     Cut,
     Give,
+    Gradient,
     Hello,
     Introduce,
+    Keep,
+    Keeps,
     Negotiate,
     Ready,
     Saved,
+    Sent,
+    Update,
 )
 from talkoot.train.negotiate import negotiate, topic_of
+from talkoot.train.rebuild import UPDATE_FLOPS, rebuild
 from talkoot.train.worker import Worker
-from talkoot.world.api import HELLO, LOST, Lost, World
+from talkoot.world.api import HELLO, LOST, Lost, Message, World
 from talkoot.world.base import MAX_FRAMES
 
+FROM_LEAD = ("introduce", "assign", "give", "keep", "negotiate", "begin", "commit", "save", "stop")
+FROM_OWNERS = ("base", "gradient")  # of stages that are kept here for others
+LASTING = (LOST, "stop", *FROM_OWNERS)  # topics on which an older generation has its say
 QUIET_PERIODS = 40  # of a negotiation without change, and this peer is content
-CHUNK_BYTES = 256 * 2**20  # of a state on its way to a newcomer
 
 
 async def train_peer(world: World, argument: bytes) -> None:
@@ -49,13 +59,15 @@ class Peer(Worker):
     def __init__(self, world: World, job: Job) -> None:
         super().__init__(world, job)
         self.node: FlowNode | None = None  # while routes are negotiated
+        self.keeping: dict[int, Keeping] = {}  # by stage, what is kept for others
+        self.sent = SentLog()
 
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
         world = self.world
         hello = Hello(world.name, world.address, OLDEST_PROTOCOL, PROTOCOL)
         await world.send(self.lead, HELLO, hello)
-        topics = ("introduce", "assign", "give", "negotiate", "begin", "commit", "save", "stop", LOST)
+        topics = (*FROM_LEAD, *FROM_OWNERS, LOST)
         while True:
             message = await world.receive(*topics)
             if message.topic == LOST:
@@ -65,6 +77,9 @@ class Peer(Worker):
                     await self._forget(self.node, message.sender)
                 # The lead may still reach both of us, so it must hear of it; what it means is its decision.
                 await world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
+                continue
+            if message.topic in FROM_OWNERS:
+                await self._hear_owner(message)
                 continue
             if message.sender != self.lead or message.generation < self.generation:
                 continue
@@ -78,6 +93,8 @@ class Peer(Worker):
                     self.running = tasks.create_task(self._assign(message.read(Assign)))
                 case "give":
                     await self._give(message.read(Give), message.step)
+                case "keep":
+                    await self._keep(message.read(Keep), message.step)
                 case "negotiate":
                     await self._cancel()
                     self.running = tasks.create_task(self._negotiate(message.read(Negotiate)))
@@ -97,7 +114,7 @@ class Peer(Worker):
             # assignment may be waiting for the state of a donor that is gone.
             await self._cancel()
             self.generation = generation
-            self.world.discard(lambda message: message.generation < generation and message.topic not in (LOST, "stop"))
+            self.world.discard(lambda message: message.generation < generation and message.topic not in LASTING)
 
     async def _cancel(self) -> None:
         if self.running is not None:
@@ -109,19 +126,64 @@ class Peer(Worker):
         self.index = assign.stage
         self.stage = None  # two stages at once might not fit
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
-        if assign.donor is not None:
-            message = await self.take_from(assign.donor, f"state/{self.generation}")
-            stage.load([b"".join(bytes(frame) for frame in message.frames if isinstance(frame, _BYTES))], assign.step)
-        elif assign.blobs:
-            stage.load([self.world.blobs.get(name) for name in assign.blobs], assign.step)
+        self.sent = SentLog()
+        await rebuild(self, assign, stage)
         await self.tell("ready", Ready(assign.stage), assign.step)
 
+    # -- for others ------------------------------------------------------------------------------------------
+
     async def _give(self, give: Give, step: int) -> None:
-        state, _ = self.held().save()
-        view = memoryview(state)
-        chunk = max(CHUNK_BYTES, -(-len(view) // MAX_FRAMES))
-        frames = [view[at : at + chunk] for at in range(0, len(view), chunk)]
-        await self.send(PeerId(give.to), f"state/{self.generation}", None, frames, step)
+        to, topic = PeerId(give.to), f"state/{self.generation}"
+        match give.what:
+            case "state":
+                await self.send(to, topic, None, self.held().pack(), step)
+            case "weights":
+                await self.send(to, topic, None, self.held().pack(give.kinds), step)
+            case "base":
+                await self.send(to, "base", Ready(self.index), self.held().pack(), step)
+            case "kept":
+                kept = self.keeping[give.stage].kept.hand_over()
+                await self.send(to, topic, None, kept.state, kept.step)
+                for at, frames in enumerate(kept.gradients, kept.step):
+                    await self.send(to, f"journal/{self.generation}", None, frames, at)
+            case "sent":
+                for at in range(give.since, step):
+                    await self._give_sent(to, at, frozenset(give.were))
+
+    async def _give_sent(self, to: PeerId, step: int, were: frozenset[str]) -> None:
+        found, topic = self.sent.of(step, were), f"sent/{self.generation}"
+        for at in range(0, max(1, len(found)), MAX_FRAMES):
+            part = found[at : at + MAX_FRAMES]
+            keys = tuple((phase, microbatch) for phase, microbatch, _ in part)
+            more = at + MAX_FRAMES < len(found)
+            await self.send(to, topic, Sent(keys, more), [frame for _, _, frames in part for frame in frames], step)
+
+    async def _keep(self, keep: Keep, step: int) -> None:
+        kept = Shadow(make_stage(self.job, keep.first, keep.last)) if keep.kind == "shadow" else Journal()
+        config, recipe = self.job.config, self.job.recipe
+        numbers = sum(config.layer_parameters()[index] for index in config.held(keep.first, keep.last))
+        width = 2 if recipe.recovery.stream == "bfloat16" else 4
+        flops = UPDATE_FLOPS * numbers if keep.kind == "shadow" else 0.0
+        keeping = self.keeping[keep.stage] = Keeping(kept, width * numbers, flops)
+        if keep.owner is None:
+            keeping.begin([self.world.blobs.get(name) for name in keep.blobs], keep.step)
+            await self.tell("keeping", Keeps(keep.stage, keep.step), step)
+
+    async def _hear_owner(self, message: Message) -> None:
+        """Somebody whose stage is kept here sends its state, or a gradient."""
+        try:
+            if message.topic == "base":
+                stage = message.read(Ready).stage
+                self.keeping[stage].begin(message.frames, message.step)
+                await self.tell("keeping", Keeps(stage, message.step), message.step)
+            else:
+                said = message.read(Gradient)
+                which = Streamed(message.step, message.sender, message.generation, said.attempt)
+                if self.keeping[said.stage].gradient(which, message.frames):
+                    topic = f"kept/{message.generation}/{message.step}/{said.attempt}"
+                    await self.send(message.sender, topic, None, (), message.step)
+        except (KeyError, ValueError):
+            return  # of a stage that is not kept here, or nonsense: as good as silence
 
     async def _save(self, step: int) -> None:
         state, tensors = self.held().save()
@@ -153,8 +215,13 @@ class Peer(Worker):
     async def _commit(self, commit: Commit, step: int) -> None:
         await self._cancel()  # it only waits for news by now: the lead has everybody's word that all is prepared
         await self.world.reached(step, "commit")
-        stage = self.held()
-        await self.world.compute(lambda: stage.apply(commit.learning_rate, commit.scale), 12.0 * stage.num_values)
-
-
-_BYTES = bytes | bytearray | memoryview
+        stage, work = self.held(), UPDATE_FLOPS * self.held().num_values
+        await self.world.compute(lambda: stage.apply(commit.rates[self.index], commit.scale), work)
+        if commit.log_from is not None:
+            self.sent.note(step, self.desk.parcels(), commit.log_from)
+        for index, owner, attempt in commit.streamed:
+            keeping = self.keeping.get(index)
+            if keeping is not None:
+                which = Streamed(step, owner, self.generation, attempt)
+                update = Update(commit.rates[index], commit.scale)
+                await self.world.compute(partial(keeping.commit, which, update), keeping.flops)

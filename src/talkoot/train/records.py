@@ -102,6 +102,8 @@ class Committed(Facts, frozen=True, kw_only=True):
         losses: by microbatch, nats per token.
         paths, stages: the peers (by name) that each microbatch visited, and the stages that they served; ``stages``
             is left out where each microbatch visited all in order.
+        stage_norms: gradient norm of each stage, before clipping.
+        bumps: stages whose learning rate has a factor, and the factor.
     """
 
     loss: float
@@ -111,6 +113,12 @@ class Committed(Facts, frozen=True, kw_only=True):
     tokens: int
     learning_rate: float
     gradient_norm: float
+    stage_norms: tuple[float, ...] = ()
+    bumps: tuple[tuple[int, float], ...] = ()
+
+    def visitors(self, stage: int) -> tuple[int, ...]:
+        """The microbatches that visited a stage."""
+        return tuple(m for m in range(len(self.paths)) if not self.stages or stage in self.stages[m])
 
 
 class Evaluated(Facts, frozen=True, kw_only=True):
@@ -135,11 +143,34 @@ class RolledBack(Facts, frozen=True, kw_only=True):
 
 
 class Recovered(Facts, frozen=True, kw_only=True):
-    """``train.recover``: which rung of the ladder served, and how long nothing was computed."""
+    """``train.recover``: which rungs of the ladder served, and how long nothing was computed.
+
+    ``approximate``: stages that are not what they were.
+    """
 
     rung: str
     lost: tuple[str, ...]
     pause_s: float
+    approximate: tuple[int, ...] = ()
+
+
+class Blended(Facts, frozen=True, kw_only=True):
+    """``train.blend``: nobody had a stage's state any more, and it is made of its neighbours; the run is approximate
+    now.
+
+    Attributes:
+        sources: names and stages of the peers that gave their weights, and the gradient norms that weigh them.
+        merge, omega_power, moments, bump: how, as in the recipe.
+        loss: of the last committed step.
+    """
+
+    stage: int
+    sources: tuple[tuple[str, int, float], ...]
+    merge: str
+    omega_power: int
+    moments: str
+    bump: float
+    loss: float | None
 
 
 class Routed(Facts, frozen=True, kw_only=True):
@@ -208,7 +239,10 @@ class PeersState(msgspec.Struct, frozen=True):
 
 
 class TrainState(msgspec.Struct, frozen=True):
-    """The chapter ``train``: ``step`` committed steps stand, the next one is number ``step``."""
+    """The chapter ``train``: ``step`` committed steps stand, the next one is number ``step``.
+
+    ``norms``: of each stage's last gradient; ``blended``: at which step a stage was approximated last.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -218,6 +252,8 @@ class TrainState(msgspec.Struct, frozen=True):
     manifest: str = ""
     generation: int = 0
     rollbacks: int = 0
+    norms: tuple[float, ...] = ()
+    blended: MappingProxyType[int, int] = MappingProxyType({})
 
 
 def _run(state: RunState, entry: Entry) -> RunState:
@@ -300,7 +336,13 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
             if receipt.step != state.step:
                 raise ValueError(f"step {receipt.step} cannot be committed, the next one is {state.step}")
             tokens = state.tokens + facts.tokens
-            return replace(state, step=state.step + 1, tokens=tokens, loss=facts.loss, generation=receipt.generation)
+            norms, generation = facts.stage_norms, receipt.generation
+            return replace(
+                state, step=state.step + 1, tokens=tokens, loss=facts.loss, norms=norms, generation=generation
+            )
+        case "train.blend":
+            blended = {**state.blended, receipt.read(Blended).stage: receipt.step}
+            return replace(state, blended=MappingProxyType(blended))
         case "train.rollback":
             if receipt.step > state.step:
                 raise ValueError("a rollback goes back")
@@ -314,6 +356,7 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
                 tokens=per_step * receipt.step,
                 generation=receipt.generation,
                 rollbacks=state.rollbacks + 1,
+                blended=MappingProxyType({s: at for s, at in state.blended.items() if at <= receipt.step}),
             )
         case "train.checkpoint":
             return replace(state, checkpoint=receipt.step, manifest=receipt.read(Checkpointed).manifest)

@@ -15,13 +15,15 @@ MAX_RESPAWNS = 20  # of one name without any work between: a machine that cannot
 
 
 class Member(msgspec.Struct):
-    """A peer that said hello: its launch's ticket, the stage it holds, if any, and the step of its launch."""
+    """A peer that said hello: its launch's ticket, the step of its launch, the stage it holds, if any, and since
+    when."""
 
     name: str
     address: str
     ticket: str
     stage: int | None = None
     since: int = 0
+    seated: int = 0
 
 
 class Roster:

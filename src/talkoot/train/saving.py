@@ -44,4 +44,4 @@ async def save_snapshot(lead: Lead) -> None:
     lead.journal.sync()
     if folder is not None:
         snapshots.prune(folder, world.blobs, lead.recipe.train.keep_checkpoints, step)
-    lead.state_hash, lead.saved_at = manifest.state_hash, step
+    lead.state_hash, lead.saved_at, lead.manifest = manifest.state_hash, step, manifest

@@ -16,13 +16,14 @@ from talkoot.data import Windows
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.huggingface import load_stage
 from talkoot.model.stage import Stage
-from talkoot.train.compute import Gradients, stage_flops
-from talkoot.train.frames import from_frame, to_frame
+from talkoot.train.compute import CHUNK_BYTES, KINDS, Gradients, stage_flops
+from talkoot.train.frames import from_frame, split_states, to_frame
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.mixing.rule import add
 from talkoot.train.recipe import Recipe
 from talkoot.train.treesum import TreeSum
 from talkoot.world.api import Frame
+from talkoot.world.base import MAX_FRAMES
 
 MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second"}  # torch's names -> ours in saved states
 
@@ -78,6 +79,7 @@ class TensorStage:
         self._owner, self._copy = ties[0] if ties else ("", "")
         self._rule = mixing_rules[train.mixing]
         self.turns = self._rule.turns
+        self._stream = getattr(torch, recipe.recovery.stream)
         self._optimizer = self._make_optimizer()
         self.steps_done = 0
         self.begin(0, 1, False)
@@ -201,11 +203,23 @@ class TensorStage:
         if self._owner in gradients and self._copy in gradients:
             gradients[self._owner].add_(gradients[self._copy])
             gradients[self._copy].copy_(gradients[self._owner])
+        if self._stream != torch.float32 and self._gradient is not None:
+            self._gradient.copy_(self._gradient.to(self._stream))  # what is kept elsewhere is what is applied here
         return losses, tuple(
             float(torch.linalg.vector_norm(g.cpu() if g.device.type == "mps" else g, dtype=torch.float64)) ** 2
             for name, g in gradients.items()
             if name != self._copy  # a tied tensor counts once
         )
+
+    def gradient(self) -> Sequence[Frame]:
+        self._mean()
+        if self._gradient is None:
+            raise ValueError("there is no gradient yet")
+        # A copy: it may be on its way, or kept, when ours is scaled in place.
+        return [to_frame(self._gradient.to(self._stream) if self._stream != torch.float32 else self._gradient.clone())]
+
+    def adopt(self, frames: Sequence[Frame]) -> None:
+        self._gradient = from_frame(frames[0], self._stream, (self.num_values,), self._device).to(torch.float32)
 
     def apply(self, learning_rate: float, scale: float) -> None:
         gradients = self._mean()
@@ -221,7 +235,10 @@ class TensorStage:
         self.begin(self._step + 1, self._count, False)
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and both moments by name (``weight/...``, ``first/...``, ``second/...``)."""
+        """Weights and both moments by name (``weight/...``, ``first/...``, ``second/...``).
+
+        ``count/...``: how many updates the moments have seen, where that is not the number of steps done.
+        """
         state: dict[str, Tensor] = {}
         for name, parameter in self._tensors.items():
             state[f"weight/{name}"] = parameter.detach()
@@ -229,6 +246,8 @@ class TensorStage:
             for theirs, ours in MOMENTS.items():
                 value = moments.get(theirs)
                 state[f"{ours}/{name}"] = torch.zeros_like(parameter) if value is None else value
+            if moments and int(moments["step"]) != self.steps_done:
+                state[f"count/{name}"] = moments["step"]
         return state
 
     def save(self) -> tuple[bytes, dict[str, str]]:
@@ -236,12 +255,21 @@ class TensorStage:
         digests: dict[str, str] = {name: digest(to_frame(tensor), "tensor") for name, tensor in state.items()}
         return write_safetensors(state), digests
 
+    def pack(self, kinds: Sequence[str] = KINDS) -> Sequence[Frame]:
+        state = {name: tensor.contiguous().cpu() for name, tensor in self.state().items()}
+        view = memoryview(write_safetensors({name: t for name, t in state.items() if name.split("/")[0] in kinds}))
+        chunk = max(CHUNK_BYTES, -(-len(view) // MAX_FRAMES))
+        return [view[at : at + chunk] for at in range(0, len(view), chunk)]
+
     def load(self, parts: Sequence[bytes], step: int) -> None:
         saved: dict[str, Tensor] = {}
         for part in parts:
-            saved.update(read_safetensors(part))
+            for state in split_states(part):
+                saved.update(read_safetensors(state))
         mine = self.state()
         for name, tensor in mine.items():
+            if name.startswith("count/"):
+                continue
             if name not in saved or saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
                 raise TalkootError(
                     "a saved state does not fit this model",
@@ -252,9 +280,10 @@ class TensorStage:
         with torch.no_grad():
             for name, parameter in self._tensors.items():
                 parameter.copy_(saved[f"weight/{name}"])
+                count = float(saved[f"count/{name}"]) if f"count/{name}" in saved else float(step)
                 self._optimizer.state[parameter] = {
                     # where a fresh optimizer would keep it: fused kernels want it on the device
-                    "step": torch.tensor(float(step), device=self._device if self._fused else "cpu"),
+                    "step": torch.tensor(count, device=self._device if self._fused else "cpu"),
                     **{theirs: saved[f"{ours}/{name}"].to(self._device).clone() for theirs, ours in MOMENTS.items()},
                 }
         if step == 0:

@@ -16,7 +16,7 @@ from talkoot.plan.steps import Work
 from talkoot.train.compute import StageCompute
 from talkoot.train.desk import Desk, Parcel
 from talkoot.train.job import Job
-from talkoot.train.messages import Amend, Begin, Carry, Census, Mix, Prepared, Standing
+from talkoot.train.messages import Amend, Begin, Carry, Census, Gradient, Mix, Prepared, Standing
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
 from talkoot.world.api import Frame, Message, World, frame_bytes
@@ -66,7 +66,9 @@ class Worker:
         """One step up to "prepared", and on from there as often as a crash elsewhere changes the paths."""
         world, stage = self.world, self.held()
         started, self.busy_s, self.sent_bytes = world.now(), 0.0, 0
-        world.discard(lambda message: message.step < step and message.topic.startswith(("hop/", "mix/", "tie/")))
+        world.discard(
+            lambda message: message.step < step and message.topic.startswith(("hop/", "mix/", "tie/", "kept/"))
+        )
         await world.reached(step, "begin")
         stage.begin(step, begin.num_microbatches, begin.evaluate, begin.mix.visitors)
         self.desk = Desk(
@@ -90,8 +92,9 @@ class Worker:
             if not desk.forward_only:
                 await self._mix(stage, step)
             await self.world.reached(step, "prepare")
-            self.prepared = self.mix.attempt
+            attempt = self.mix.attempt
             await self._tell_prepared(stage, step, started)
+            self.prepared = attempt
         else:
             await self._hear(step)
 
@@ -149,8 +152,8 @@ class Worker:
     async def _amend(self, amend: Amend, step: int) -> None:
         for parcel in self.desk.amend(amend.items):
             await self._deliver(parcel, step)
-        if amend.mix.attempt != self.mix.attempt:
-            self.mix = amend.mix
+        before, self.mix = self.mix.attempt, amend.mix
+        if amend.mix.attempt != before:
             self.held().amend(amend.mix.visitors)
             raise _Amended
 
@@ -185,8 +188,25 @@ class Worker:
                 pass
             stage.merge_tied(message.frames)
 
+    async def _stream(self, stage: StageCompute, step: int) -> None:
+        """Send the gradient to those who keep this stage, and wait until they have it."""
+        attempt = self.mix.attempt
+        frames = stage.gradient() if self.mix.streams else ()
+        for stream in self.mix.streams:
+            await self.send(PeerId(stream.peer), "gradient", Gradient(self.index, attempt), frames, step)
+        topic = f"kept/{self.generation}/{step}/{attempt}"
+        heard: set[str] = set()
+        while any(
+            stream.wait and stream.peer not in heard for stream in self.mix.streams
+        ):  # a lost one leaves the list
+            message = await self._hear(step, topic)
+            if message is not None:
+                heard.add(message.sender)
+
     async def _tell_prepared(self, stage: StageCompute, step: int, started: float) -> None:
         losses, norms = stage.finish()
+        if not self.desk.forward_only:
+            await self._stream(stage, step)
         losses = {m: loss for m, loss in losses.items() if m in self.desk.items}
         receipt = None if self.desk.forward_only else self._receipt(losses, norms, step, started)
         facts = Prepared(losses=tuple(sorted(losses.items())), norms=norms, attempt=self.mix.attempt, receipt=receipt)

@@ -1,6 +1,20 @@
 """The recovery ladder: rungs that say how a swarm gets a lost stage's state back, tried in the recipe's order."""
 
-from talkoot.train.recovery import checkpoint, replica
-from talkoot.train.recovery.ladder import Loss, Rescue, Rung, climb, rungs
+from talkoot.train.recovery import blend, checkpoint, kept, replay, replica
+from talkoot.train.recovery.ladder import Holding, Loss, Rung, Share, Source, Unrecoverable, climb, rungs
 
-__all__ = ["Loss", "Rescue", "Rung", "checkpoint", "climb", "replica", "rungs"]
+__all__ = [
+    "Holding",
+    "Loss",
+    "Rung",
+    "Share",
+    "Source",
+    "Unrecoverable",
+    "blend",
+    "checkpoint",
+    "climb",
+    "kept",
+    "replay",
+    "replica",
+    "rungs",
+]

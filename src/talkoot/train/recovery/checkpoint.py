@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from talkoot.train.recovery.ladder import Loss, Rescue, rungs
+from talkoot.train.recovery.ladder import Loss, Source, rungs
 
 
 @rungs.register("checkpoint")
-def checkpoint(loss: Loss) -> Rescue | None:
+def checkpoint(loss: Loss, stage: int) -> Source | str:
     """Always serves: before the first snapshot the start is as good, being a function of the seed."""
-    return Rescue("checkpoint", loss.checkpoint or 0)
+    return Source(rung="checkpoint", how="rollback", step=loss.checkpoint or 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from talkoot.train.recovery.ladder import Loss, Rescue, rungs
+from talkoot.train.recovery.ladder import Loss, Source, rungs
 
 
 @rungs.register("replica")
-def replica(loss: Loss) -> Rescue | None:
-    """Serves while every stage has a survivor."""
-    return None if loss.empty_stages else Rescue("replica", loss.step)
+def replica(loss: Loss, stage: int) -> Source | str:
+    """Serves while the stage has a survivor."""
+    if not loss.stages[stage].survivors:
+        return "nobody holds it any more"
+    return Source(rung="replica", how="copy", step=loss.step)

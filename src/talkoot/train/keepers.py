@@ -1,0 +1,130 @@
+"""The lead's book of who keeps what for whom; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from talkoot.core.ids import PeerId
+from talkoot.plan.steps import Seat, View
+from talkoot.train.messages import Stream
+from talkoot.train.recovery.kept import KINDS
+from talkoot.train.sections import Recovery
+
+
+class Kept(msgspec.Struct):
+    """What one keeper has of one stage: gradients from ``base`` on, all of them up to ``step``; -1: nothing yet.
+
+    ``asked``: the generation in which it was asked to keep it.
+    """
+
+    asked: int
+    base: int = -1
+    step: int = -1
+
+
+class Keepers:
+    """Who keeps which stage.
+
+    Args:
+        recovery: the recipe's section.
+
+    Attributes:
+        kind: ``shadow``, ``journal``, or nothing when the ladder needs no keepers.
+    """
+
+    def __init__(self, recovery: Recovery) -> None:
+        self._recovery = recovery
+        self.kind = next((rung for rung in recovery.ladder if rung in KINDS), "")
+        self._kept: dict[tuple[int, PeerId], Kept] = {}
+
+    def clear(self) -> None:
+        """Nothing that was kept is of use: everybody goes back."""
+        self._kept.clear()
+
+    def forget(self, peer: PeerId) -> None:
+        """A keeper is gone."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key[1] != peer}
+
+    def of(self, stage: int) -> list[PeerId]:
+        """Keepers of a stage, those included that are still waiting for its state."""
+        return sorted(peer for held, peer in self._kept if held == stage)
+
+    def able(self, stage: int, step: int) -> list[PeerId]:
+        """Keepers that can bring the stage back as of ``step``."""
+        return sorted(peer for (held, peer), kept in self._kept.items() if held == stage and kept.step == step)
+
+    def base(self, stage: int, peer: PeerId) -> int:
+        """The step whose state a keeper's gradients begin at."""
+        return self._kept[stage, peer].base
+
+    def add(self, stage: int, peer: PeerId, generation: int) -> None:
+        """This peer was asked to keep the stage."""
+        self._kept[stage, peer] = Kept(generation)
+
+    def note(self, stage: int, peer: PeerId, step: int, generation: int) -> None:
+        """A keeper said that it has the state of ``step``."""
+        kept = self._kept.get((stage, peer))
+        if kept is not None and generation >= kept.asked:
+            kept.base, kept.step = step, max(kept.step, step)
+
+    def streams(self, stage: int) -> tuple[Stream, ...]:
+        """Who is to get the stage's gradients; those that have its state are waited for."""
+        return tuple(Stream(peer, self._kept[stage, peer].step >= 0) for peer in self.of(stage))
+
+    def committed(self, stage: int, streams: Iterable[Stream], step: int) -> None:
+        """The step, whose gradient the keepers that were waited for have, is committed."""
+        for stream in streams:
+            kept = self._kept.get((stage, PeerId(stream.peer)))
+            if kept is not None and stream.wait:
+                kept.step = step + 1
+
+    def stale(self, step: int) -> list[tuple[int, PeerId]]:
+        """Journals that have grown long."""
+        every = self._recovery.refresh_every
+        grown = self.kind == "journal"
+        return sorted(key for key, kept in self._kept.items() if grown and 0 <= kept.base <= step - every)
+
+    def wanted(self, view: View, generation: int) -> list[tuple[int, PeerId]]:
+        """(stage, peer) of keepers that are missing; who never got a state is asked again in a new generation."""
+        if not self.kind:
+            return []
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.step >= 0 or kept.asked >= generation}
+        found: list[tuple[int, PeerId]] = []
+        load = {seat.peer: sum(peer == seat.peer for _, peer in self._kept) for seat in view.seats}
+        for stage in self._recovery.guarded or range(view.num_stages):
+            have = self.of(stage)
+            for peer in choose_keepers(view, stage, self._recovery.copies, have, load):
+                found.append((stage, peer))
+                load[peer] += 1
+        return found
+
+
+def choose_keepers(
+    view: View, stage: int, copies: int, have: Sequence[PeerId], load: dict[PeerId, int]
+) -> list[PeerId]:
+    """Further peers that are to keep a stage, so that there are ``copies`` of them.
+
+    One of each following stage but the next, then of the neighbours: what takes two adjacent stages at once must not
+    take a stage and its keeper. Among the peers of a stage, one that keeps little and has a fast link from the holder.
+    """
+    stages = {seat.peer: seat.stage for seat in view.seats}
+    owner = next((seat for seat in view.seats if seat.stage == stage), None)
+    if owner is None:
+        return []
+    count, taken = view.num_stages, {stages[peer] for peer in have}
+    distances = [*range(2, count - 1), *({1, count - 1} - {0, count})]
+    chosen: list[PeerId] = []
+
+    def cost(seat: Seat) -> tuple[int, float, str]:
+        return load[seat.peer], view.hop_s(owner, seat), seat.name
+
+    for distance in distances:
+        candidate = (stage + distance) % count
+        if len(have) + len(chosen) >= copies:
+            break
+        seats = [seat for seat in view.seats if seat.stage == candidate and candidate not in taken]
+        if seats:
+            chosen.append(min(seats, key=cost).peer)
+    return chosen

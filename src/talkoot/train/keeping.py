@@ -1,0 +1,200 @@
+"""What a peer keeps so that another one can be brought back: states, gradients, and what it sent. No conversation.
+
+*Shadow*: a stage's weights and moments, to which every gradient that its owner streams is applied as well; after a
+commit it has the owner's very bits. *Journal*: a state of the stage as its owner once sent it, and the gradients since,
+on disk. *Sent log*: the activations and gradients that this peer sent to its neighbours; with a stored state, a lost
+neighbour's steps are computed again from them. (Logging at stage boundaries: Zhong et al., 2023, "Swift",
+arXiv 2302.06173; a state in a neighbour's memory: Wang et al., 2023, "Gemini".)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from talkoot.plan.steps import Phase
+from talkoot.train.compute import StageCompute
+from talkoot.train.desk import Parcel
+from talkoot.train.messages import Update
+from talkoot.world.api import Blank, Frame, frame_bytes
+
+IN_MEMORY_BYTES = 2**20  # frames larger than that go to disk
+
+
+class Pages:
+    """Frames laid aside, on disk when they are large; the file has no name and goes with the process."""
+
+    def __init__(self, frames: Iterable[Frame]) -> None:
+        self._frames = list(frames)
+        self._file = None
+        if sum(map(frame_bytes, self._frames)) > IN_MEMORY_BYTES and not any(
+            isinstance(f, Blank) for f in self._frames
+        ):
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this object
+            self._sizes = [frame_bytes(frame) for frame in self._frames]
+            for frame in self._frames:
+                self._file.write(frame)  # type: ignore[arg-type]
+            self._frames.clear()
+
+    def read(self) -> list[Frame]:
+        """The frames as they were."""
+        if self._file is None:
+            return list(self._frames)
+        self._file.seek(0)
+        return [self._file.read(size) for size in self._sizes]
+
+
+class HandOver(NamedTuple):
+    """What a newcomer needs: a state of ``step``, and the gradients of the steps since."""
+
+    step: int
+    state: Sequence[Frame]
+    gradients: Sequence[Sequence[Frame]]
+
+
+class Kept(Protocol):
+    """What is kept of one stage. Gradients and commits may come in any order and before the state does."""
+
+    step: int  # of the steps that can be brought back; behind the commits while something is still on its way
+
+    def begin(self, state: Sequence[Frame], step: int) -> None:
+        """Take the stage's state of ``step``; what was kept before is of no more use."""
+        ...
+
+    def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
+        """The step whose gradient these frames are was applied by the owner in this way."""
+        ...
+
+    def hand_over(self) -> HandOver:
+        """Everything that a newcomer needs for the state of :attr:`step`."""
+        ...
+
+
+class Shadow:
+    """A :class:`Kept` that is always as far as its owner.
+
+    Args:
+        stage: of the owner's layers, empty.
+    """
+
+    def __init__(self, stage: StageCompute) -> None:
+        self._stage, self.step = stage, -1
+
+    def begin(self, state: Sequence[Frame], step: int) -> None:
+        if state:  # else it is the one that a fresh stage has
+            self._stage.load([joined(state)], step)
+        self.step = step
+
+    def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
+        self._stage.begin(step, 1, False)
+        self._stage.adopt(frames)
+        self._stage.apply(update.learning_rate, update.scale)
+        self.step = step + 1
+
+    def hand_over(self) -> HandOver:
+        return HandOver(self.step, self._stage.pack(), ())
+
+
+class Journal:
+    """A :class:`Kept` that costs no memory and no arithmetic until it is needed."""
+
+    def __init__(self) -> None:
+        self.step, self._base, self._state = -1, -1, Pages(())
+        self._gradients: list[Pages] = []
+
+    def begin(self, state: Sequence[Frame], step: int) -> None:
+        self._state, self._gradients, self._base, self.step = Pages(state), [], step, step
+
+    def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
+        self._gradients.append(Pages(frames))
+        self.step = step + 1
+
+    def hand_over(self) -> HandOver:
+        return HandOver(self._base, self._state.read(), [pages.read() for pages in self._gradients])
+
+
+class Streamed(NamedTuple):
+    """Which gradient a commit means: of which step, by whom, and in which of the attempts at it."""
+
+    step: int
+    owner: str
+    generation: int
+    attempt: int
+
+
+class Keeping:
+    """One stage that a peer keeps, and what has arrived for it.
+
+    Args:
+        kept: a shadow or a journal.
+        gradient_bytes: size of a gradient of the stage; others are not taken.
+        flops: of a commit.
+    """
+
+    def __init__(self, kept: Kept, gradient_bytes: int, flops: float = 0.0) -> None:
+        self.kept, self._gradient_bytes, self.flops = kept, gradient_bytes, flops
+        self._gradients: dict[Streamed, Sequence[Frame]] = {}
+        self._commits: dict[int, tuple[Streamed, Update]] = {}  # by step, those not carried out yet
+
+    def begin(self, state: Sequence[Frame], step: int) -> None:
+        """Take a state, and do what waited for it."""
+        self.kept.begin(state, step)
+        self._commits = {at: commit for at, commit in self._commits.items() if at >= step}
+        self._advance()
+
+    def gradient(self, which: Streamed, frames: Sequence[Frame]) -> bool:
+        """Take a gradient; False when it cannot be one of this stage."""
+        if len(frames) != 1 or frame_bytes(frames[0]) != self._gradient_bytes:
+            return False
+        self._gradients[which] = frames
+        self._advance()
+        return True
+
+    def commit(self, which: Streamed, update: Update) -> None:
+        """Note a commit; what else was prepared in this step is forgotten."""
+        self._commits[which.step] = which, update
+        for key in [key for key in self._gradients if key.step == which.step and key != which]:
+            del self._gradients[key]
+        self._advance()
+
+    def _advance(self) -> None:
+        while (due := self._commits.get(self.kept.step)) is not None and due[0] in self._gradients:
+            which, update = due
+            self.kept.commit(which.step, update, self._gradients.pop(which))
+            del self._commits[which.step]
+        for key in [key for key in self._gradients if key.step < self.kept.step]:
+            del self._gradients[key]
+
+
+class SentLog:
+    """What this peer sent in committed steps, to whom, for which work of theirs."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, tuple[list[tuple[str, Phase, int, int]], Pages]] = {}
+
+    def note(self, step: int, parcels: Iterable[Parcel], since: int) -> None:
+        """Remember the parcels of a committed step; those of steps before ``since`` are forgotten."""
+        keys: list[tuple[str, Phase, int, int]] = []
+        frames: list[Frame] = []
+        for parcel in parcels:
+            keys.append((parcel.to, parcel.phase, parcel.microbatch, len(parcel.frames)))
+            frames += parcel.frames
+        self._steps[step] = keys, Pages(frames)
+        for old in [old for old in self._steps if old < since]:
+            del self._steps[old]
+
+    def of(self, step: int, to: frozenset[str]) -> list[tuple[Phase, int, Sequence[Frame]]]:
+        """(phase, microbatch, frames) of everything that was sent to these peers in a step."""
+        keys, pages = self._steps.get(step, ([], Pages(())))
+        frames, found, at = pages.read(), list[tuple[Phase, int, Sequence[Frame]]](), 0
+        for peer, phase, microbatch, count in keys:
+            if peer in to:
+                found.append((phase, microbatch, frames[at : at + count]))
+            at += count
+        return found
+
+
+def joined(frames: Sequence[Frame]) -> bytes:
+    """The bytes of all frames; nothing for those of a rehearsal."""
+    return b"".join(bytes(frame) for frame in frames if not isinstance(frame, Blank))

@@ -1,0 +1,172 @@
+"""Giving peers their stages' states, and other peers what they keep of them: who sends what to whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from talkoot.core.ids import PeerId
+from talkoot.train.messages import Assign, Contact, Donor, Give, Introduce, Keep, Ready, Update
+from talkoot.train.records import Committed, Seated
+from talkoot.train.recovery import Holding, Loss, Source
+
+if TYPE_CHECKING:
+    from talkoot.train.lead import Lead
+
+
+def loss_of(lead: Lead) -> Loss:
+    """What is left, for the ladder."""
+    config, roster = lead.job.config, lead.roster
+    ends, norms = {0, config.layer_count - 1}, lead.state["train"].norms
+    stages: list[Holding] = []
+    for stage, (first, last) in enumerate(lead.stages):
+        held = set(config.held(first, last))
+        stages.append(
+            Holding(
+                survivors=roster.holders(stage),
+                keepers=tuple(lead.keepers.able(stage, lead.step)),
+                blocks=len(held - ends),
+                ends=bool(held & ends),
+                gradient_norm=norms[stage] if norms else 1.0,
+            )
+        )
+    homes = {roster.home[name] for name in lead.hurt if name in roster.home}
+    empty = {stage for stage, held in enumerate(stages) if not held.survivors}
+    return Loss(
+        stages=tuple(stages),
+        hurt=tuple(sorted(homes | empty)),
+        step=lead.step,
+        checkpoint=lead.state["train"].checkpoint,
+        logged=_why_not_logged(lead, empty),
+        ring=lead.recipe.swarm.layout == "ring",
+    )
+
+
+def _why_not_logged(lead: Lead, empty: set[int]) -> str:
+    """Why lost steps cannot be computed again from what was sent; empty when they can."""
+    since = lead.saved_at or 0
+    if "replay" not in lead.recipe.recovery.ladder:
+        return "nobody remembers what was sent"
+    late = [
+        member.name for member in lead.roster.members.values() if member.stage is not None and member.seated > since
+    ]
+    if late:
+        return f"{', '.join(sorted(late))} came after the snapshot of step {since} and lacks what was sent before"
+    tied = lead.job.config.tied and lead.recipe.swarm.layout == "line" and lead.num_stages > 1
+    if tied and empty & {0, lead.num_stages - 1}:
+        return "the gradient that ties its embedding to the other end is not remembered"
+    return ""
+
+
+async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[int, Source]) -> None:
+    """Give each peer its stage's state: from a holder where there is one, else as its source says, else stored.
+
+    Raises:
+        PeersLost: somebody went away meanwhile.
+    """
+    await introduce(lead)
+    words: dict[PeerId, str] = {}
+    for peer, stage in vacant:
+        assign, gives, words[peer] = _plan(lead, peer, stage, sources.get(stage))
+        await lead.tell(peer, "assign", assign, lead.step)
+        for donor, give in gives:
+            await lead.tell(donor, "give", give, lead.step)
+    await lead.gather("ready", words, Ready, lead.step)
+    for peer, stage in vacant:
+        member = lead.roster.members[peer]
+        member.stage, member.seated = stage, lead.step
+        lead.served.setdefault(stage, set()).add(peer)
+        lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))
+
+
+async def introduce(lead: Lead) -> None:
+    """Tell everybody where everybody is."""
+    contacts = tuple(Contact(peer, member.address) for peer, member in lead.roster.members.items())
+    for peer in lead.roster.members:
+        others = tuple(contact for contact in contacts if contact.peer != peer)
+        await lead.tell(peer, "introduce", Introduce(others), lead.step)
+
+
+def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[Assign, list[tuple[PeerId, Give]], str]:
+    """What the newcomer is told, what its donors are told, and in words where its state comes from."""
+    first, last = lead.stages[stage]
+    blobs = lead.blobs_of(stage)
+    holders = lead.roster.holders(stage)
+    if holders:
+        how, donors, words = "copy", [Donor(holders[-1])], "replica"
+        gives = [(holders[-1], Give(to=peer))]
+    elif source is None or source.how in ("rollback", "copy"):
+        how, donors, gives, words = "stored", [], [], f"snapshot of step {lead.step}" if blobs else "start"
+    elif source.how == "kept" and source.keeper is not None:
+        how, donors, words = "journal", [Donor(source.keeper)], f"{source.rung} at {lead.roster.name_of(source.keeper)}"
+        gives = [(source.keeper, Give(to=peer, what="kept", stage=stage))]
+    elif source.how == "replay":
+        how, words = "replay", f"snapshot of step {lead.saved_at or 0} and what its neighbours had sent"
+        others = [other for other, _ in lead.roster.seated()]
+        were, donors = tuple(sorted(lead.served.get(stage, ()))), [Donor(other) for other in others]
+        gives = [(other, Give(to=peer, what="sent", were=were, since=lead.saved_at or 0)) for other in others]
+    else:
+        how, words = "blend", "blend of stages " + " and ".join(str(share.stage) for share in source.shares)
+        donors = [Donor(share.peer, *lead.stages[share.stage], share.norm) for share in source.shares]
+        kinds = ("weight", "second") if lead.recipe.recovery.moments == "neighbours" else ("weight",)
+        gives = [(share.peer, Give(to=peer, what="weights", kinds=kinds)) for share in source.shares]
+    since = {"journal": _base(lead, stage, source), "replay": lead.saved_at or 0}.get(how, lead.step)
+    assign = Assign(
+        stage=stage,
+        num_stages=lead.num_stages,
+        first=first,
+        last=last,
+        step=lead.step,
+        source=how,
+        donors=tuple(donors),
+        blobs=blobs if how in ("stored", "replay") else (),
+        updates=updates(lead, stage, since),
+    )
+    return assign, gives, words
+
+
+def _base(lead: Lead, stage: int, source: Source | None) -> int:
+    return lead.step if source is None or source.keeper is None else lead.keepers.base(stage, source.keeper)
+
+
+def updates(lead: Lead, stage: int, since: int) -> tuple[Update, ...]:
+    """How the committed steps from ``since`` on were applied to a stage, from the log."""
+    found: dict[int, Update] = {}
+    if since >= lead.step:
+        return ()
+    for entry in lead.journal.entries():
+        if entry.receipt.op == "train.commit" and since <= entry.receipt.step < lead.step:
+            facts = entry.receipt.read(Committed)
+            rate = facts.learning_rate * dict(facts.bumps).get(stage, 1.0)
+            scale = scale_of(lead.recipe.train.clip, facts.gradient_norm)
+            found[entry.receipt.step] = Update(rate, scale, facts.visitors(stage))
+    return tuple(found[step] for step in range(since, lead.step))
+
+
+def scale_of(clip: float, norm: float) -> float:
+    """The factor that brings a gradient of this norm down to ``clip``; 0 = no limit."""
+    return clip / norm if clip and norm > clip and math.isfinite(norm) else 1.0
+
+
+async def arrange_keepers(lead: Lead) -> None:
+    """Ask peers to keep what is not kept yet, between two steps; the run does not wait for them."""
+    stored = (lead.saved_at or 0) == lead.step
+    for stage, peer in lead.keepers.wanted(lead.view(lead.recipe.train.microbatches), lead.generation):
+        owner = lead.roster.holders(stage)[0]
+        lead.keepers.add(stage, peer, lead.generation)
+        first, last = lead.stages[stage]
+        keep = Keep(
+            kind="shadow" if lead.keepers.kind == "shadow" else "journal",
+            stage=stage,
+            first=first,
+            last=last,
+            step=lead.step,
+            owner=None if stored else owner,
+            blobs=lead.blobs_of(stage) if stored else (),
+        )
+        await lead.tell(peer, "keep", keep, lead.step)
+        if not stored:
+            await lead.tell(owner, "give", Give(to=peer, what="base"), lead.step)
+    for stage, peer in lead.keepers.stale(lead.step):
+        await lead.tell(lead.roster.holders(stage)[0], "give", Give(to=peer, what="base"), lead.step)

@@ -8,6 +8,7 @@ from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.registry import Registry
 from talkoot.plan import planners
 from talkoot.plan.repair import repairs
+from talkoot.plan.swapped import LEAST_STAGES
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.recipe import Recipe
 from talkoot.train.recovery import rungs
@@ -28,6 +29,14 @@ def check_methods(recipe: Recipe) -> None:
             where="the recipe, key swarm.layout",
             why="its paths return to their origin for the loss; in a line the last stage computes it",
             next='set swarm.layout = "ring", or train.planner = "straight"',
+        )
+    if train.planner == "swapped" and recipe.swarm.num_stages < LEAST_STAGES:
+        raise TalkootError(
+            "planner 'swapped' needs more stages",
+            where="the recipe, key swarm.stages",
+            why=f"it swaps the first two and the last two relay stages of {LEAST_STAGES} or more, origins included; "
+            f"there are {recipe.swarm.num_stages}",
+            next=f'set swarm.stages to at least {LEAST_STAGES}, or train.planner = "straight"',
         )
     check_routes(recipe)
     _check("train.mixing", mixing_rules, train.mixing)

@@ -47,6 +47,10 @@ class Keepers:
         """A keeper is gone."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[1] != peer}
 
+    def drop(self, stage: int) -> None:
+        """What is kept of this stage is no longer what its holders have."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] != stage}
+
     def of(self, stage: int) -> list[PeerId]:
         """Keepers of a stage, those included that are still waiting for its state."""
         return sorted(peer for held, peer in self._kept if held == stage)

@@ -10,6 +10,7 @@ arXiv 2302.06173; a state in a neighbour's memory: Wang et al., 2023, "Gemini".)
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -32,6 +33,7 @@ class Pages:
             isinstance(f, Blank) for f in self._frames
         ):
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this object
+            weakref.finalize(self, self._file.close)
             self._sizes = [frame_bytes(frame) for frame in self._frames]
             for frame in self._frames:
                 self._file.write(frame)  # type: ignore[arg-type]
@@ -186,8 +188,11 @@ class SentLog:
 
     def of(self, step: int, to: frozenset[str]) -> list[tuple[Phase, int, Sequence[Frame]]]:
         """(phase, microbatch, frames) of everything that was sent to these peers in a step."""
-        keys, pages = self._steps.get(step, ([], Pages(())))
-        frames, found, at = pages.read(), list[tuple[Phase, int, Sequence[Frame]]](), 0
+        found: list[tuple[Phase, int, Sequence[Frame]]] = []
+        if step not in self._steps:
+            return found
+        keys, pages = self._steps[step]
+        frames, at = pages.read(), 0
         for peer, phase, microbatch, count in keys:
             if peer in to:
                 found.append((phase, microbatch, frames[at : at + count]))

@@ -163,6 +163,7 @@ class Lead(Crew):
         """From here on the run is not what it would have been, and the log says so."""
         if source.exact:
             return
+        self.keepers.drop(stage)
         recovery = self.recipe.recovery
         blended = Blended(
             stage=stage,

@@ -14,6 +14,7 @@ from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
+from talkoot.plan.steps import Phase
 from talkoot.train.job import Job, make_stage
 from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
 from talkoot.train.messages import (
@@ -154,7 +155,7 @@ class Peer(Worker):
         found, topic = self.sent.of(step, were), f"sent/{self.generation}"
         for at in range(0, max(1, len(found)), MAX_FRAMES):
             part = found[at : at + MAX_FRAMES]
-            keys = tuple((phase, microbatch) for phase, microbatch, _ in part)
+            keys: tuple[tuple[Phase, int], ...] = tuple((phase, microbatch) for phase, microbatch, _ in part)
             more = at + MAX_FRAMES < len(found)
             await self.send(to, topic, Sent(keys, more), [frame for _, _, frames in part for frame in frames], step)
 

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Phase
 from talkoot.train.compute import Neighbour, StageCompute
 from talkoot.train.keeping import joined
-from talkoot.train.messages import Assign, Sent, Update
+from talkoot.train.messages import Assign, Donor, Sent, Update
 from talkoot.train.worker import Worker
 from talkoot.world.api import Frame
 
@@ -96,10 +95,13 @@ async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Ar
 
 
 async def _blended(worker: Worker, assign: Assign, stage: StageCompute) -> None:
-    states: dict[str, bytes] = {}
-    while len(states) < len(assign.donors):
+    waiting = list(assign.donors)
+    arrived: dict[Donor, bytes] = {}
+    while waiting:
         message = await worker.world.receive(f"state/{worker.generation}")
-        if any(donor.peer == message.sender for donor in assign.donors):
-            states[message.sender] = joined(message.frames)
-    neighbours = [Neighbour(d.first, d.last, d.norm, states[PeerId(d.peer)]) for d in assign.donors]
+        donor = next((donor for donor in waiting if donor.peer == message.sender), None)
+        if donor is not None:  # one that sends twice does it in the order in which it was asked
+            waiting.remove(donor)
+            arrived[donor] = joined(message.frames)
+    neighbours = [Neighbour(donor.first, donor.last, donor.norm, arrived[donor]) for donor in assign.donors]
     stage.blend(neighbours, assign.step)

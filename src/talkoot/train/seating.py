@@ -28,6 +28,7 @@ def loss_of(lead: Lead) -> Loss:
                 keepers=tuple(lead.keepers.able(stage, lead.step)),
                 blocks=len(held - ends),
                 ends=bool(held & ends),
+                approximated=lead.state["train"].blended.get(stage) == lead.step,
                 gradient_norm=norms[stage] if norms else 1.0,
             )
         )
@@ -40,6 +41,7 @@ def loss_of(lead: Lead) -> Loss:
         checkpoint=lead.state["train"].checkpoint,
         logged=_why_not_logged(lead, empty),
         ring=lead.recipe.swarm.layout == "ring",
+        exact_moments=lead.recipe.recovery.moments == "exact",
     )
 
 
@@ -53,6 +55,9 @@ def _why_not_logged(lead: Lead, empty: set[int]) -> str:
     ]
     if late:
         return f"{', '.join(sorted(late))} came after the snapshot of step {since} and lacks what was sent before"
+    made = [stage for stage, at in lead.state["train"].blended.items() if at > since and stage in empty]
+    if made:
+        return f"stages {sorted(made)} were approximated after the snapshot of step {since}"
     tied = lead.job.config.tied and lead.recipe.swarm.layout == "line" and lead.num_stages > 1
     if tied and empty & {0, lead.num_stages - 1}:
         return "the gradient that ties its embedding to the other end is not remembered"
@@ -111,6 +116,9 @@ def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[
         donors = [Donor(share.peer, *lead.stages[share.stage], share.norm) for share in source.shares]
         kinds = ("weight", "second") if lead.recipe.recovery.moments == "neighbours" else ("weight",)
         gives = [(share.peer, Give(to=peer, what="weights", kinds=kinds)) for share in source.shares]
+        if source.keeper is not None:
+            donors.append(Donor(source.keeper, first, last))
+            gives.append((source.keeper, Give(to=peer, what="kept", stage=stage)))
     since = {"journal": _base(lead, stage, source), "replay": lead.saved_at or 0}.get(how, lead.step)
     assign = Assign(
         stage=stage,

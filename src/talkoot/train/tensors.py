@@ -16,11 +16,12 @@ from talkoot.data import Windows
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.huggingface import load_stage
 from talkoot.model.stage import Stage
-from talkoot.train.compute import CHUNK_BYTES, KINDS, Gradients, stage_flops
+from talkoot.train.compute import CHUNK_BYTES, KINDS, Gradients, Neighbour, stage_flops
 from talkoot.train.frames import from_frame, split_states, to_frame
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.mixing.rule import add
 from talkoot.train.recipe import Recipe
+from talkoot.train.recovery import blending
 from talkoot.train.treesum import TreeSum
 from talkoot.world.api import Frame
 from talkoot.world.base import MAX_FRAMES
@@ -79,6 +80,7 @@ class TensorStage:
         self._owner, self._copy = ties[0] if ties else ("", "")
         self._rule = mixing_rules[train.mixing]
         self.turns = self._rule.turns
+        self._range, self._recovery, self._seed = (first, last), recipe.recovery, recipe.seed
         self._stream = getattr(torch, recipe.recovery.stream)
         self._optimizer = self._make_optimizer()
         self.steps_done = 0
@@ -261,11 +263,23 @@ class TensorStage:
         chunk = max(CHUNK_BYTES, -(-len(view) // MAX_FRAMES))
         return [view[at : at + chunk] for at in range(0, len(view), chunk)]
 
+    def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
+        states = {(n.first, n.last): _read([n.state]) for n in neighbours}
+        kept = states.pop(self._range, None)  # what somebody keeps of this very stage
+        beside = [
+            blending.Neighbour(first=n.first, last=n.last, omega=n.norm, state=states[n.first, n.last])
+            for n in neighbours
+            if (n.first, n.last) in states
+        ]
+        rule = self._recovery
+        made = blending.blend(self.stage.config, self._range, beside, rule, step=step, seed=self._seed, kept=kept)
+        counts = {f"count/{name}": torch.tensor(float(made.step)) for name in self._tensors if made.step != step}
+        self._put(made.state | counts, step)
+
     def load(self, parts: Sequence[bytes], step: int) -> None:
-        saved: dict[str, Tensor] = {}
-        for part in parts:
-            for state in split_states(part):
-                saved.update(read_safetensors(state))
+        self._put(_read(parts), step)
+
+    def _put(self, saved: Mapping[str, Tensor], step: int) -> None:
         mine = self.state()
         for name, tensor in mine.items():
             if name.startswith("count/"):
@@ -290,3 +304,12 @@ class TensorStage:
             self._optimizer.state.clear()
         self.steps_done = step
         self.begin(step, self._count, False)
+
+
+def _read(parts: Sequence[bytes]) -> dict[str, Tensor]:
+    """The tensors of all states in these parts."""
+    saved: dict[str, Tensor] = {}
+    for part in parts:
+        for state in split_states(part):
+            saved.update(read_safetensors(state))
+    return saved

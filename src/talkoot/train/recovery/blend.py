@@ -22,9 +22,12 @@ def blend(loss: Loss, stage: int) -> Source | str:
     if held.ends:
         return "it holds the embedding or the head, which no neighbour resembles"
     beside = loss.neighbours(stage)
-    lost = [neighbour for neighbour in beside if not loss.stages[neighbour].survivors]
+    lost = [s for s in beside if not loss.stages[s].survivors or loss.stages[s].approximated]
     if lost or not beside:
         return f"its neighbours {lost} are lost with it" if lost else "it has no neighbour with decoder blocks"
+    if loss.exact_moments and not held.keepers:
+        return "nobody keeps its moments"
     norms = [max(loss.stages[neighbour].gradient_norm, SMALLEST) for neighbour in beside]
     shares = tuple(Share(loss.stages[s].survivors[0], s, norm) for s, norm in zip(beside, norms, strict=True))
-    return Source(rung="blend", how="blend", step=loss.step, shares=shares, exact=False)
+    keeper = held.keepers[0] if loss.exact_moments else None
+    return Source(rung="blend", how="blend", step=loss.step, keeper=keeper, shares=shares, exact=False)

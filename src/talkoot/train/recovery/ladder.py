@@ -20,6 +20,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
         keepers: peers of other stages that can bring it back bit for bit.
         blocks: decoder blocks in it.
         ends: whether it also holds the embedding or the head.
+        approximated: whether it is itself a blend that no step was done with yet.
         gradient_norm: of the stage, before clipping, in the last committed step.
     """
 
@@ -27,6 +28,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     keepers: tuple[PeerId, ...] = ()
     blocks: int = 1
     ends: bool = False
+    approximated: bool = False
     gradient_norm: float = 1.0
 
 
@@ -40,6 +42,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: step of the newest whole snapshot, if there is one.
         logged: why the steps since then cannot be computed again from what neighbours sent; empty = they can.
         ring: whether the first and the last stage are neighbours.
+        exact_moments: whether a blend is to have the lost stage's own optimizer moments.
     """
 
     stages: tuple[Holding, ...]
@@ -48,6 +51,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None = None
     logged: str = "nobody remembers what was sent"
     ring: bool = False
+    exact_moments: bool = False
 
     @property
     def empty_stages(self) -> list[int]:

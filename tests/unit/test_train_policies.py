@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.train.recipe import Swarm, Train
-from talkoot.train.recovery import Loss, Rescue, climb
 from talkoot.train.roster import Roster
 from talkoot.train.schedule import learning_rate, schedules
 
@@ -61,42 +60,6 @@ def test_an_unknown_schedule_is_refused_with_the_nearest_name():
     with pytest.raises(TalkootError) as caught:
         learning_rate(Train(schedule="cosin", warmup=0), 0)
     assert "'cosine'" in caught.value.why
-
-
-RUNGS = [(), ("replica",), ("checkpoint",), ("replica", "checkpoint"), ("checkpoint", "replica")]
-
-
-def best(names: tuple[str, ...], counts: tuple[int, ...], step: int, checkpoint: int | None) -> Rescue | None:
-    """What the ladder must say, by brute force over the rungs in order."""
-    for name in names:
-        if name == "replica" and all(count > 0 for count in counts):
-            return Rescue("replica", step)
-        if name == "checkpoint":
-            return Rescue("checkpoint", 0 if checkpoint is None else checkpoint)
-    return None
-
-
-@pytest.mark.parametrize("names", RUNGS, ids=lambda names: "-".join(names) or "none")
-def test_the_climb_agrees_with_brute_force_in_every_small_situation(names):
-    for counts in product(range(3), repeat=3):
-        for step, checkpoint in ((0, None), (5, None), (5, 0), (5, 3), (5, 5)):
-            survivors = tuple(tuple(PeerId(f"{s}{i}") for i in range(count)) for s, count in enumerate(counts))
-            loss = Loss(survivors, step, checkpoint)
-            expected = best(names, counts, step, checkpoint)
-            assert loss.empty_stages == [stage for stage, count in enumerate(counts) if count == 0]
-            if expected is not None:
-                assert climb(names, loss) == expected
-                continue
-            with pytest.raises(TalkootError, match="cannot recover") as caught:
-                climb(names, loss)
-            assert str(loss.empty_stages) in caught.value.where
-            assert (", ".join(names) or "none configured") in caught.value.why
-
-
-def test_an_unknown_rung_is_refused_with_the_nearest_name():
-    with pytest.raises(TalkootError) as caught:
-        climb(("replcia",), Loss(((),), 3, None))
-    assert "'replica'" in caught.value.why
 
 
 def full(stages: int = 2, replicas: int = 2) -> tuple[Roster, dict[str, PeerId]]:

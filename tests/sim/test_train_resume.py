@@ -254,7 +254,7 @@ def test_a_run_that_diverges_stops_before_the_step_and_keeps_its_snapshot(tmp_pa
         tell = lead.tell
 
         async def telling(peer, topic, facts, step) -> None:
-            wild = msgspec.structs.replace(facts, learning_rate=1e37) if topic == "commit" else facts
+            wild = msgspec.structs.replace(facts, rates=(1e37,) * len(facts.rates)) if topic == "commit" else facts
             await tell(peer, topic, wild, step)
 
         lead.tell = telling

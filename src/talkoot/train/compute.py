@@ -104,6 +104,10 @@ class StageCompute(Protocol):
         """Take the state from saved ``parts`` that together hold this stage's layers; ``step`` steps are done."""
         ...
 
+    def finite(self) -> bool:
+        """Whether every number of the state is."""
+        ...
+
     def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
         """Take an approximation made of what neighbouring stages hold; see :mod:`talkoot.train.recovery.blending`."""
         ...
@@ -175,6 +179,9 @@ class BlankStage:
 
     def pack(self, kinds: Sequence[str] = KINDS) -> Sequence[Frame]:
         return [Blank(4 * self.num_values * len(set(kinds) - {"count"}))]
+
+    def finite(self) -> bool:
+        return True
 
     def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
         pass

@@ -20,6 +20,7 @@ from talkoot.train.keepers import Keepers
 from talkoot.train.messages import Cut, Hello, Keeps
 from talkoot.train.records import Facts, Gone, Joined
 from talkoot.train.roster import Roster
+from talkoot.train.states import RUN, Moved, States
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 
@@ -49,6 +50,7 @@ class Crew:
         self.generation = self.state["train"].generation + (1 if self.state.position else 0)
         self.roster = Roster(self.recipe.swarm)
         self.keepers = Keepers(self.recipe.recovery)
+        self.states = States(self.state["states"])
         self.lost_at: float | None = None  # when the first of those not recovered from yet was lost
 
     @property
@@ -62,8 +64,14 @@ class Crew:
         return self.state["train"].step
 
     def record(self, op: str, facts: Facts, *, step: int | None = None, parents: tuple[str, ...] = ()) -> None:
-        """Write a receipt of the lead's own into the log."""
+        """Write a receipt of the lead's own into the log, after what has happened to slots meanwhile."""
+        self.flush_states()
         self.journal.record(op, facts, self.generation, self.step if step is None else step, parents)
+
+    def flush_states(self) -> None:
+        """Write down what has happened to slots and to the run since the last time."""
+        if moves := self.states.take():
+            self.journal.record("state.move", Moved(moves=moves), self.generation, self.step)
 
     def accept_work(self, peer: PeerId, signed: Signed | None, step: int, share: Share) -> Digest:
         """Write a peer's receipt for its part of ``step`` into the log, or expel it; returns the receipt's id."""
@@ -171,6 +179,7 @@ class Crew:
             self.roster.admit(message.sender, hello.name, hello.address)
         except ValueError:
             return  # a stranger's hello that makes no sense changes nothing
+        self.states.note(hello.name, "join")
         self.record("peer.join", Joined(peer=message.sender, name=hello.name))
 
     def _lose(self, message: Message) -> bool:
@@ -178,6 +187,7 @@ class Crew:
         roster = self.roster
         stillborn = roster.stillborn(message.sender)
         if stillborn is not None:
+            self.states.note(stillborn, "lost")
             self._launch(stillborn)
         peer = roster.find(message.sender)
         if peer is None:
@@ -189,6 +199,8 @@ class Crew:
         roster = self.roster
         member = roster.members.pop(peer)
         self.keepers.forget(peer)
+        self.states.note(member.name, "lost")
+        self.states.note(RUN, "loss")
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
         if self.step > member.since:
             roster.attempts.pop(member.name, None)  # the run went on: being lost now and then is not "keeps dying"
@@ -213,6 +225,7 @@ class Crew:
 
     def _launch(self, name: str, *, faults: bool = False) -> None:
         self.roster.count_launch(name, self.step)
+        self.states.note(name, "launch")
         self._put_down(name)
         launch = Launch(
             name=name,

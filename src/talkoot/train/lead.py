@@ -32,8 +32,9 @@ from talkoot.train.records import (
     RolledBack,
     Warned,
 )
-from talkoot.train.recovery import Source, climb
+from talkoot.train.recovery import Source, Unrecoverable, climb
 from talkoot.train.seating import arrange_keepers, loss_of, seat
+from talkoot.train.states import RUN
 from talkoot.world.api import HELLO, Host
 
 
@@ -115,6 +116,8 @@ class Lead(Crew):
         if self.manifest is not None:
             snapshots.check_tokenizer(self.manifest, self.tokenizer_digest, f"{self.folder}")
         self._vacated = True
+        for name in self.roster.names():
+            self.states.note(name, "vacate")
         self.roster.vacate()
         self.keepers.clear()
         self.served, self._sources = {}, {}
@@ -137,7 +140,9 @@ class Lead(Crew):
         for name in self.roster.due(self.step):
             self._launch(name, faults=True)
         if self.roster.lost:
+            self.states.note(RUN, "drained")
             self._recover()
+            self.states.note(RUN, "plan")
         while self._await_names():
             await self.next(HELLO, self._await_names())
         await self._fill_seats()
@@ -149,6 +154,9 @@ class Lead(Crew):
             pause = 0.0 if self.lost_at is None else self.world.now() - self.lost_at
             self.record("train.recover", msgspec.structs.replace(self._recovering, pause_s=pause))
             self._recovering, self.lost_at, self.hurt = None, None, ()
+        self.states.note(RUN, "begin")
+        self.states.note(RUN, "whole")
+        self.flush_states()
         await arrange_keepers(self)
 
     async def _fill_seats(self) -> None:
@@ -205,7 +213,11 @@ class Lead(Crew):
                 self._recovering = msgspec.structs.replace(self._recovering, lost=self.hurt)
             return  # nobody holds anything since the last roll-back: there is nothing to recover, only seats to fill
         loss = loss_of(self)
-        sources = climb(self.recipe.recovery.ladder, loss)
+        try:
+            sources = climb(self.recipe.recovery.ladder, loss)
+        except Unrecoverable:
+            self.states.note(RUN, "give_up")
+            raise
         words = "+".join(sorted({source.rung for source in sources.values()})) or "replica"
         approximate = tuple(stage for stage, source in sources.items() if not source.exact)
         self._recovering = Recovered(rung=words, lost=self.hurt, pause_s=0.0, approximate=approximate)
@@ -233,6 +245,7 @@ class Lead(Crew):
 
     def end(self, reason: str) -> None:
         """Write down why the run stops here."""
+        self.states.note(RUN, "end")
         self.record("run.end", End(reason=reason, state_hash=self.state_hash))
 
     async def finish(self) -> None:

@@ -20,6 +20,7 @@ from talkoot.train.crew import PeersLost
 from talkoot.train.lead import Lead
 from talkoot.train.messages import Amend, Begin, Census, Item, Mix, Prepared, Standing, Stream
 from talkoot.train.records import Mended
+from talkoot.train.states import RUN
 
 
 class Situation(msgspec.Struct, frozen=True):
@@ -148,6 +149,8 @@ async def _take_stock(lead: Lead, lost: frozenset[PeerId], count: int, step: int
 
 async def _tell(lead: Lead, situation: Situation, mending: Mending, step: int) -> Situation:
     plan, last = mending.plan, lead.num_stages - 1
+    lead.states.note(RUN, "drained")
+    lead.states.note(RUN, "mend")
     names, lead.lost_at = lead.replace_lost(), None
     hurt = {lead.roster.home[name] for name in names if name in lead.roster.home}
     if mending.restarted:  # every stage computes them again, those too that were already mixing

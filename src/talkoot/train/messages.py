@@ -75,9 +75,10 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Peer to lead, ``ready``: I hold the stage that I was assigned."""
+    """Peer to lead, ``ready``: I hold the stage that I was assigned; ``finite``: every number in it is."""
 
     stage: int
+    finite: bool = True
 
 
 class Give(msgspec.Struct, frozen=True, kw_only=True):

@@ -129,7 +129,7 @@ class Peer(Worker):
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         self.sent = SentLog()
         await rebuild(self, assign, stage)
-        await self.tell("ready", Ready(assign.stage), assign.step)
+        await self.tell("ready", Ready(assign.stage, stage.finite()), assign.step)
 
     # -- for others ------------------------------------------------------------------------------------------
 

@@ -72,14 +72,21 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
     """
     await introduce(lead)
     words: dict[PeerId, str] = {}
+    received: set[PeerId] = set()  # whose state comes from other peers
     for peer, stage in vacant:
         assign, gives, words[peer] = _plan(lead, peer, stage, sources.get(stage))
+        received |= {peer} if gives else set()
+        lead.states.note(lead.roster.name_of(peer), "assign")
         await lead.tell(peer, "assign", assign, lead.step)
         for donor, give in gives:
             await lead.tell(donor, "give", give, lead.step)
-    await lead.gather("ready", words, Ready, lead.step)
+    answers = await lead.gather("ready", words, Ready, lead.step)
     for peer, stage in vacant:
         member = lead.roster.members[peer]
+        lead.states.note(member.name, "ready")
+        if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
+            lead.expel(peer, f"it does not hold a usable state of stage {stage}")
+        lead.states.note(member.name, "accept")
         member.stage, member.seated = stage, lead.step
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))

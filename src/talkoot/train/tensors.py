@@ -263,6 +263,9 @@ class TensorStage:
         chunk = max(CHUNK_BYTES, -(-len(view) // MAX_FRAMES))
         return [view[at : at + chunk] for at in range(0, len(view), chunk)]
 
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.state().values())
+
     def blend(self, neighbours: Sequence[Neighbour], step: int) -> None:
         states = {(n.first, n.last): _read([n.state]) for n in neighbours}
         kept = states.pop(self._range, None)  # what somebody keeps of this very stage

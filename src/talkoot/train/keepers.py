@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from talkoot.core.ids import PeerId
-from talkoot.plan.steps import Seat, View
+from talkoot.plan.keepers import choose_keepers
+from talkoot.plan.steps import View
 from talkoot.train.messages import Stream
 from talkoot.train.recovery.kept import KINDS
 from talkoot.train.sections import Recovery
@@ -95,40 +96,6 @@ class Keepers:
         if not self.kind:
             return []
         self._kept = {key: kept for key, kept in self._kept.items() if kept.step >= 0 or kept.asked >= generation}
-        found: list[tuple[int, PeerId]] = []
-        load = {seat.peer: sum(peer == seat.peer for _, peer in self._kept) for seat in view.seats}
-        for stage in self._recovery.guarded or range(view.num_stages):
-            have = self.of(stage)
-            for peer in choose_keepers(view, stage, self._recovery.copies, have, load):
-                found.append((stage, peer))
-                load[peer] += 1
-        return found
-
-
-def choose_keepers(
-    view: View, stage: int, copies: int, have: Sequence[PeerId], load: dict[PeerId, int]
-) -> list[PeerId]:
-    """Further peers that are to keep a stage, so that there are ``copies`` of them.
-
-    One of each following stage but the next, then of the neighbours: what takes two adjacent stages at once must not
-    take a stage and its keeper. Among the peers of a stage, one that keeps little and has a fast link from the holder.
-    """
-    stages = {seat.peer: seat.stage for seat in view.seats}
-    owner = next((seat for seat in view.seats if seat.stage == stage), None)
-    if owner is None:
-        return []
-    count, taken = view.num_stages, {stages[peer] for peer in have}
-    distances = [*range(2, count - 1), *({1, count - 1} - {0, count})]
-    chosen: list[PeerId] = []
-
-    def cost(seat: Seat) -> tuple[int, float, str]:
-        return load[seat.peer], view.hop_s(owner, seat), seat.name
-
-    for distance in distances:
-        candidate = (stage + distance) % count
-        if len(have) + len(chosen) >= copies:
-            break
-        seats = [seat for seat in view.seats if seat.stage == candidate and candidate not in taken]
-        if seats:
-            chosen.append(min(seats, key=cost).peer)
-    return chosen
+        guarded = self._recovery.guarded or range(view.num_stages)
+        need = {stage: self._recovery.copies - len(self.of(stage)) for stage in guarded}
+        return choose_keepers(view, need, list(self._kept))

@@ -1,0 +1,77 @@
+"""Which peers keep what is needed to bring another stage back, so that its peers can be lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from talkoot.core.ids import PeerId
+from talkoot.plan.steps import View
+
+
+def choose_keepers(
+    view: View, need: Mapping[int, int], kept: Collection[tuple[int, PeerId]]
+) -> list[tuple[int, PeerId]]:
+    """(stage, peer) of further keepers: as many for each stage as it needs, as far as there are peers.
+
+    What takes two adjacent stages at once must not take a stage and its keeper, so neighbours keep each other's
+    stages only where there is nobody else; and of one stage's keepers no two hold the same stage. Among the choices
+    that are left, no
+    peer keeps more than it must, and the slowest link that a gradient has to take is as fast as can be: a bottleneck
+    assignment, solved by augmenting paths under a rising limit (Kuhn, 1955).
+
+    Args:
+        view: who holds what, and the links.
+        need: keepers wanted of each stage.
+        kept: (stage, peer) of those there are already.
+    """
+    chosen: list[tuple[int, PeerId]] = []
+    for turn in range(max(need.values(), default=0)):
+        stages = [stage for stage in sorted(need) if need[stage] > turn]
+        chosen += _one_each(view, stages, [*kept, *chosen])
+    return chosen
+
+
+def _one_each(view: View, stages: Sequence[int], kept: Sequence[tuple[int, PeerId]]) -> list[tuple[int, PeerId]]:
+    held = {seat.peer: seat.stage for seat in view.seats}
+    load = Counter(peer for _, peer in kept)
+    costs: dict[int, dict[PeerId, float]] = {}
+    for stage in stages:
+        owner = next((seat for seat in view.seats if seat.stage == stage), None)
+        taken = {held.get(peer) for other, peer in kept if other == stage} | {stage}
+        able = [seat for seat in view.seats if seat.stage not in taken] if owner is not None else []
+        away = [seat for seat in able if (seat.stage - stage) % view.num_stages not in (1, view.num_stages - 1)]
+        if owner is not None and able:
+            costs[stage] = {seat.peer: view.hop_s(owner, seat) for seat in away or able}
+    limits = sorted({cost for of_stage in costs.values() for cost in of_stage.values()})
+    for most in range(1, max(load.values(), default=0) + len(stages) + 1):  # that a peer may keep
+        low, high, found = 0, len(limits) - 1, None
+        while low <= high:
+            middle = (low + high) // 2
+            matching = _match(costs, limits[middle], load, most)
+            low, high, found = (low, middle - 1, matching) if matching else (middle + 1, high, found)
+        if found:
+            return sorted(found)
+    return []
+
+
+def _match(
+    costs: Mapping[int, Mapping[PeerId, float]], limit: float, load: Mapping[PeerId, int], most: int
+) -> list[tuple[int, PeerId]] | None:
+    """A peer for every stage over links of at most ``limit``, none keeping more than ``most``; None if there is
+    none."""
+    given: dict[tuple[PeerId, int], int] = {}  # a peer's n-th place -> stage
+
+    def place(stage: int, seen: set[tuple[PeerId, int]]) -> bool:
+        for peer, cost in sorted(costs[stage].items(), key=lambda item: (item[1], item[0])):
+            for slot in ((peer, n) for n in range(load.get(peer, 0), most)):
+                if cost <= limit and slot not in seen:
+                    seen.add(slot)
+                    if slot not in given or place(given[slot], seen):
+                        given[slot] = stage
+                        return True
+        return False
+
+    if not all(place(stage, set()) for stage in costs):
+        return None
+    return [(stage, peer) for (peer, _), stage in given.items()]

@@ -149,6 +149,28 @@ def test_what_each_single_failure_costs(answer, say):
     assert "what the loss of one node costs" in out
 
 
+RING = ["--set", "swarm.layout=ring", "--set", "swarm.stages=4", "--set", "swarm.replicas=1"]
+
+
+def test_a_plain_recipe_is_told_what_each_loss_of_a_stage_and_of_two_adjacent_ones_costs(answer, say):
+    found = answer(*RING, "--failures")["recovery"]
+    assert [row["lost"] for row in found["losses"][:5]] == [*(f"stage {s}" for s in range(4)), "stages 0 and 1"]
+    assert len(found["losses"]) == 8
+    assert {(row["rung"], row["exact"], row["none_because"]) for row in found["losses"]} == {("checkpoint", True, None)}
+    assert all(row["seconds"] > 50 * found["iteration_s"] for row in found["losses"])  # half of train.checkpoint_every
+    _, out, _ = say(*RING, "--failures", "--set", 'recovery.ladder=["replica"]')
+    assert "the run ends: stage 1: replica: nobody else holds it" in out
+    _, out, _ = say(*RING)
+    assert "what the loss of a stage costs" not in out
+
+
+def test_a_recipe_planned_on_a_network_is_told_the_same_with_its_links(answer):
+    where = ["--network", "gcp12", "--nodes", "4", "--quotas", "equal", *QUICK]
+    near, far = answer(*RING, "--failures")["recovery"], answer(*RING, *where, "--failures")["recovery"]
+    assert far["iteration_s"] > 10 * near["iteration_s"]
+    assert all(b["seconds"] > a["seconds"] for a, b in zip(near["losses"], far["losses"], strict=True))
+
+
 def test_timelines_are_a_page_or_a_trace(say, tmp_path):
     assert say(*SMALL, "--quotas", "equal", "--timeline", "t.html")[0] == 0
     assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")

@@ -82,7 +82,9 @@ def plan(
     contention: Annotated[
         bool, typer.Option("--contention", help="Network cards carry one transfer at a time.")
     ] = False,
-    failures: Annotated[bool, typer.Option("--failures", help="Say what the loss of each machine costs.")] = False,
+    failures: Annotated[
+        bool, typer.Option("--failures", help="Say what each loss of a machine or a stage costs.")
+    ] = False,
     accept_outliers: Annotated[bool, typer.Option("--accept-outliers", help="Believe even unlikely links.")] = False,
     out: Annotated[Optional[Path], typer.Option(help="Write the planned recipe, to train by.")] = None,  # noqa: UP045
     timeline: Annotated[Optional[Path], typer.Option(help="Draw an iteration: .html, or .json to trace.")] = None,  # noqa: UP045

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from talkoot.cli.output import print_json, print_table
+from talkoot.cli.plan_losses import losses_view, show_losses
 from talkoot.cli.plan_request import Request
 from talkoot.model.config import ModelConfig
 from talkoot.train.methods import check_methods
@@ -34,10 +35,14 @@ def run(request: Request, *, recipe: Path | None, sets: tuple[str, ...], as_json
     short = msgspec.structs.replace(loaded.train, steps=REHEARSED_STEPS, checkpoint_every=0, evaluate_every=0, warmup=0)
     rehearsal = rehearse(msgspec.structs.replace(loaded, train=short, faults=()), config)
     view = _view(loaded, config, rehearsal)
+    if request.failures:
+        view["recovery"] = losses_view(loaded, config, rehearsal.step_seconds)
     if as_json:
         print_json(view)
-    else:
-        _show(view)
+        return
+    _show(view)
+    if request.failures:
+        show_losses(view["recovery"])
 
 
 def _vocabulary(recipe: Recipe) -> int:

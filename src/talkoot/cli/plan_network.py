@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from talkoot.cli.output import print_json, say
+from talkoot.cli.plan_losses import losses_view, show_losses
 from talkoot.cli.plan_request import QUOTAS, Quotas, Request, bad
 from talkoot.cli.plan_show import failure_views, plan_view, show
 from talkoot.core.errors import TalkootError
@@ -63,7 +64,9 @@ def run(request: Request, *, recipe: Recipe | None, config: ModelConfig | None, 
             views[quotas]["failures"] = failure_views(case.problem, costs)
     if recipe is not None and config is not None:
         planned = planned_recipe(recipe, config, case.profile, routes, case.rules)
-        views[wanted[0]]["step_seconds"] = step_seconds(planned, config)
+        views[wanted[0]]["step_seconds"] = iteration_s = step_seconds(planned, config)
+        if request.failures:
+            views[wanted[0]]["recovery"] = losses_view(planned, config, iteration_s)
         if request.out is not None:
             about = f"# {views[wanted[0]]['seconds']:.2f} s per iteration predicted; planned on {case.profile.name}\n"
             request.out.write_text(about + dump_recipe(planned), encoding="utf-8")
@@ -86,6 +89,8 @@ def run(request: Request, *, recipe: Recipe | None, config: ModelConfig | None, 
         print_json(answer)
     else:
         show(answer, views)
+        if "recovery" in answer:
+            show_losses(answer["recovery"])
     for path in (request.out, request.timeline):
         if path is not None:
             say(f"wrote {path}")

@@ -39,7 +39,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             TalkootError: flags without a network, unknown quotas, or a file that cannot be written.
         """
         if self.network is None:
-            said = [name for name, value in msgspec.structs.asdict(self).items() if value not in (None, False)]
+            given = {**msgspec.structs.asdict(self), "failures": None}  # of these, a plain recipe knows its own
+            said = [name for name, value in given.items() if value not in (None, False)]
             if said:
                 flag = f"--{said[0].replace('_', '-')}"
                 raise bad(flag, f"{flag} says how to plan on a network, and none is named", "add --network NAME")

@@ -25,10 +25,14 @@ def swarm(stages: int, replicas: int = 1) -> View:
     return View(seats=seats, num_stages=stages, num_microbatches=2)
 
 
+def sizes(view: View) -> list[float]:
+    return [1e8] * view.num_stages
+
+
 def book(view: View, **recovery) -> Keepers:
     """Everybody who should keep something does, as of step 5."""
     keepers = Keepers(Recovery(ladder=("shadow",), **recovery))
-    for stage, peer in keepers.wanted(view, 1):
+    for stage, peer in keepers.wanted(view, 1, sizes(view)):
         keepers.add(stage, peer, 1)
         keepers.note(stage, peer, 5, 1)
     return keepers
@@ -139,7 +143,7 @@ def test_the_slowest_link_that_a_gradient_takes_is_as_fast_as_can_be():
             if a != b
         }
         view = msgspec.structs.replace(swarm(count), network=Network(links=links), hop_bytes=10**8)
-        found = choose_keepers(view, dict.fromkeys(range(count), 1), [])
+        found = choose_keepers(view, dict.fromkeys(range(count), 1), [], sizes(view))
         seats = {seat.peer: seat for seat in view.seats}
         holder = {stage: view.holders(stage)[0] for stage in range(count)}
 
@@ -168,7 +172,7 @@ def test_keepers_are_peers_of_other_stages_each_of_another_one_and_share_the_wor
         for peer in found:
             load[peer] += 1
     assert max(load.values()) <= copies
-    assert keepers.wanted(view, 2) == []
+    assert keepers.wanted(view, 2, sizes(view)) == []
 
 
 def test_a_keeper_counts_only_with_every_gradient_up_to_the_last_commit():
@@ -182,7 +186,7 @@ def test_a_keeper_counts_only_with_every_gradient_up_to_the_last_commit():
     assert keepers.able(0, 6) == [keeper]
     keepers.drop(0)
     assert keepers.able(0, 6) == []
-    (again,) = [peer for stage, peer in keepers.wanted(view, 2) if stage == 0]
+    (again,) = [peer for stage, peer in keepers.wanted(view, 2, sizes(view)) if stage == 0]
     keepers.add(0, again, 2)
     keepers.committed(0, keepers.streams(0), 6)
     assert keepers.able(0, 7) == [], "whose state has not arrived is not waited for, so its step proves nothing"

@@ -10,7 +10,7 @@ from talkoot.plan.steps import View
 
 
 def choose_keepers(
-    view: View, need: Mapping[int, int], kept: Collection[tuple[int, PeerId]]
+    view: View, need: Mapping[int, int], kept: Collection[tuple[int, PeerId]], sizes: Sequence[float]
 ) -> list[tuple[int, PeerId]]:
     """(stage, peer) of further keepers: as many for each stage as it needs, as far as there are peers.
 
@@ -24,15 +24,18 @@ def choose_keepers(
         view: who holds what, and the links.
         need: keepers wanted of each stage.
         kept: (stage, peer) of those there are already.
+        sizes: bytes of each stage's gradient.
     """
     chosen: list[tuple[int, PeerId]] = []
     for turn in range(max(need.values(), default=0)):
         stages = [stage for stage in sorted(need) if need[stage] > turn]
-        chosen += _one_each(view, stages, [*kept, *chosen])
+        chosen += _one_each(view, stages, [*kept, *chosen], sizes)
     return chosen
 
 
-def _one_each(view: View, stages: Sequence[int], kept: Sequence[tuple[int, PeerId]]) -> list[tuple[int, PeerId]]:
+def _one_each(
+    view: View, stages: Sequence[int], kept: Sequence[tuple[int, PeerId]], sizes: Sequence[float]
+) -> list[tuple[int, PeerId]]:
     held = {seat.peer: seat.stage for seat in view.seats}
     load = Counter(peer for _, peer in kept)
     costs: dict[int, dict[PeerId, float]] = {}
@@ -42,7 +45,10 @@ def _one_each(view: View, stages: Sequence[int], kept: Sequence[tuple[int, PeerI
         able = [seat for seat in view.seats if seat.stage not in taken] if owner is not None else []
         away = [seat for seat in able if (seat.stage - stage) % view.num_stages not in (1, view.num_stages - 1)]
         if owner is not None and able:
-            costs[stage] = {seat.peer: view.hop_s(owner, seat) for seat in away or able}
+            links = {seat: view.network.link(owner.name, seat.name) for seat in away or able}
+            seconds = {seat: link.latency_s + sizes[stage] / link.bytes_per_s for seat, link in links.items()}
+            nearest = sorted(seconds, key=lambda seat: (seconds[seat], seat.name))
+            costs[stage] = {seat.peer: seconds[seat] for seat in nearest}
     limits = sorted({cost for of_stage in costs.values() for cost in of_stage.values()})
     for most in range(1, max(load.values(), default=0) + len(stages) + 1):  # that a peer may keep
         low, high, found = 0, len(limits) - 1, None
@@ -63,7 +69,7 @@ def _match(
     given: dict[tuple[PeerId, int], int] = {}  # a peer's n-th place -> stage
 
     def place(stage: int, seen: set[tuple[PeerId, int]]) -> bool:
-        for peer, cost in sorted(costs[stage].items(), key=lambda item: (item[1], item[0])):
+        for peer, cost in costs[stage].items():
             for slot in ((peer, n) for n in range(load.get(peer, 0), most)):
                 if cost <= limit and slot not in seen:
                     seen.add(slot)

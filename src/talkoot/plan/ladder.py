@@ -16,6 +16,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
+from talkoot.core.ids import PeerId
+from talkoot.plan.keepers import choose_keepers
+from talkoot.plan.steps import Seat, View
 from talkoot.world.links import Network
 
 VALUE_BYTES = 4  # of a weight and of each moment
@@ -108,26 +111,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keepers(case: Case) -> dict[int, tuple[str, ...]]:
-    """Who keeps each guarded stage: one peer of each following stage but the next, then of the neighbours.
-
-    What takes two adjacent stages at once then takes no stage together with its keeper. Among the peers of a stage: who
-    keeps least, then who has the fastest link from the holder.
-    """
-    found: dict[int, tuple[str, ...]] = {}
+    """Who keeps each guarded stage, as the running lead chooses them (:mod:`talkoot.plan.keepers`)."""
     if not {"shadow", "journal"} & set(case.ladder):
-        return found
-    load = dict.fromkeys((name for names in case.holders for name in names), 0)
+        return {}
     count = case.num_stages
-    for stage in case.guarded or range(count):
-        owner, chosen = case.holders[stage][0], list[str]()
-        for distance in (*range(2, count - 1), *sorted({1, count - 1} - {0, count})):
-            if len(chosen) < case.copies:
-                peers = case.holders[(stage + distance) % count]
-                size = case.state_bytes(stage)
-                chosen.append(min(peers, key=lambda p: (load[p], case.transfer_s(owner, p, size), p)))
-        for peer in chosen:
-            load[peer] += 1
-        found[stage] = tuple(chosen)
+    seats = [Seat(PeerId(name), stage, 1.0, name) for stage, names in enumerate(case.holders) for name in names]
+    view = View(seats=seats, num_stages=count, num_microbatches=1, network=case.network)
+    found: dict[int, tuple[str, ...]] = dict.fromkeys(case.guarded or range(count), ())
+    sizes = [float(case.stream_bytes * values) for values in case.values]
+    for stage, peer in choose_keepers(view, dict.fromkeys(found, case.copies), [], sizes):
+        found[stage] = (*found[stage], str(peer))
     return found
 
 

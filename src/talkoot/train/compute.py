@@ -124,7 +124,7 @@ class BlankStage:
         self.turns = 2
         self.forward_flops, self.loss_flops = stage_flops(config, first, last, recipe)
         self.num_values = sum(config.layer_parameters()[index] for index in config.held(first, last))
-        self._gradient_bytes = self.num_values * (2 if recipe.recovery.stream == "bfloat16" else 4)
+        (self._gradient_bytes,) = gradient_bytes(config, [(first, last)], recipe.recovery.stream)
         self._activation = [Blank(hop_bytes(config, recipe))]
         self._embedding = [Blank(4 * config.vocab_size * config.width)]
         self._is_first, self._is_last = first <= 0, last == config.layer_count
@@ -191,6 +191,12 @@ class BlankStage:
 
     def load(self, parts: Sequence[bytes], step: int) -> None:
         pass
+
+
+def gradient_bytes(config: ModelConfig, stages: Sequence[tuple[int, int]], stream: str) -> list[int]:
+    """Bytes of each stage's gradient as it is streamed to keepers."""
+    numbers, width = config.layer_parameters(), 2 if stream == "bfloat16" else 4
+    return [width * sum(numbers[index] for index in config.held(*cut)) for cut in stages]
 
 
 def hop_bytes(config: ModelConfig, recipe: Recipe) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -91,11 +91,14 @@ class Keepers:
         grown = self.kind == "journal"
         return sorted(key for key, kept in self._kept.items() if grown and 0 <= kept.base <= step - every)
 
-    def wanted(self, view: View, generation: int) -> list[tuple[int, PeerId]]:
-        """(stage, peer) of keepers that are missing; who never got a state is asked again in a new generation."""
+    def wanted(self, view: View, generation: int, sizes: Sequence[float]) -> list[tuple[int, PeerId]]:
+        """(stage, peer) of keepers that are missing; who never got a state is asked again in a new generation.
+
+        ``sizes``: bytes of each stage's gradient.
+        """
         if not self.kind:
             return []
         self._kept = {key: kept for key, kept in self._kept.items() if kept.step >= 0 or kept.asked >= generation}
         guarded = self._recovery.guarded or range(view.num_stages)
         need = {stage: self._recovery.copies - len(self.of(stage)) for stage in guarded}
-        return choose_keepers(view, need, list(self._kept))
+        return choose_keepers(view, need, list(self._kept), sizes)

@@ -15,6 +15,7 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
 from talkoot.plan.steps import Phase
+from talkoot.train.compute import gradient_bytes
 from talkoot.train.job import Job, make_stage
 from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
 from talkoot.train.messages import (
@@ -161,11 +162,11 @@ class Peer(Worker):
 
     async def _keep(self, keep: Keep, step: int) -> None:
         kept = Shadow(make_stage(self.job, keep.first, keep.last)) if keep.kind == "shadow" else Journal()
-        config, recipe = self.job.config, self.job.recipe
+        config = self.job.config
         numbers = sum(config.layer_parameters()[index] for index in config.held(keep.first, keep.last))
-        width = 2 if recipe.recovery.stream == "bfloat16" else 4
+        (size,) = gradient_bytes(config, [(keep.first, keep.last)], self.job.recipe.recovery.stream)
         flops = UPDATE_FLOPS * numbers if keep.kind == "shadow" else 0.0
-        keeping = self.keeping[keep.stage] = Keeping(kept, width * numbers, flops)
+        keeping = self.keeping[keep.stage] = Keeping(kept, size, flops)
         if keep.owner is None:
             keeping.begin([self.world.blobs.get(name) for name in keep.blobs], keep.step)
             await self.tell("keeping", Keeps(keep.stage, keep.step), step)

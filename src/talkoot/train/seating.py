@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from talkoot.core.ids import PeerId
+from talkoot.train.compute import gradient_bytes
 from talkoot.train.messages import Assign, Contact, Donor, Give, Introduce, Keep, Ready, Update
 from talkoot.train.records import Committed, Seated
 from talkoot.train.recovery import Holding, Loss, Source
@@ -167,7 +168,9 @@ def scale_of(clip: float, norm: float) -> float:
 async def arrange_keepers(lead: Lead) -> None:
     """Ask peers to keep what is not kept yet, between two steps; the run does not wait for them."""
     stored = (lead.saved_at or 0) == lead.step
-    for stage, peer in lead.keepers.wanted(lead.view(lead.recipe.train.microbatches), lead.generation):
+    view = lead.view(lead.recipe.train.microbatches)
+    sizes = gradient_bytes(lead.job.config, lead.stages, lead.recipe.recovery.stream)
+    for stage, peer in lead.keepers.wanted(view, lead.generation, sizes):
         owner = lead.roster.holders(stage)[0]
         lead.keepers.add(stage, peer, lead.generation)
         first, last = lead.stages[stage]

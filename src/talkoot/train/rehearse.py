@@ -50,6 +50,7 @@ def rehearse(
     config: ModelConfig,
     *,
     at_commit: Callable[[Lead, int], None] = lambda lead, step: None,
+    started: Callable[[Simulation], None] = lambda simulation: None,
     diary: bool = False,
 ) -> Rehearsal:
     """Run ``recipe`` on the model shape ``config`` without computing anything.
@@ -57,11 +58,13 @@ def rehearse(
     Args:
         recipe, config: what to run.
         at_commit: called with the lead and a step when that step is in the log; it may plan disturbances.
+        started: called with the simulation before anything happens in it; it may plan disturbances, too.
         diary: take down every computation.
     """
     check_methods(recipe)
     simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops, diary=diary)
     entries: list[Entry] = []
+    started(simulation)
 
     async def main(world: Host) -> tuple[Result, Lead, float]:
         def observe(entry: Entry, _: State) -> None:

@@ -23,6 +23,7 @@ from talkoot.train.crew import NOTICES, Crew
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.outlook import start_of, view_of
+from talkoot.train.period import Period
 from talkoot.train.records import (
     Blended,
     End,
@@ -69,6 +70,8 @@ class Lead(Crew):
         self.evaluated_at: int | None = None
         self.saved_at: int | None = None
         self.stop_requested = False
+        recovery = self.recipe.recovery
+        self.period = Period(self.recipe.train.checkpoint_every, recovery.failures_per_hour, self.num_stages)
         self.state_hash = ""
         self.routes = self.recipe.routes  # as planned, or as the peers agreed on last
         self.routed_for: Mapping[str, int] = dict(self.roster.home) if self.routes else {}  # who held what then

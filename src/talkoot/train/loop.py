@@ -71,14 +71,16 @@ async def run_steps(lead: Lead) -> None:
             done = step >= recipe.steps or lead.stop_requested
             if step and (done or _due(step, recipe.evaluate_every)) and lead.evaluated_at != step:
                 await evaluate(lead, step)
-            if step and (done or _due(step, recipe.checkpoint_every)) and lead.saved_at != step:
+            if step and (done or lead.period.due(step, lead.saved_at)) and lead.saved_at != step:
                 await save_snapshot(lead)
             if done:
                 return
             await refresh_routes(lead)
+            started = lead.world.now()
             plan = begin(lead)
             situation, prepared = await compute(lead, plan, step)
             await commit(lead, situation, prepared, step)
+            lead.period.step_took(lead.world.now() - started)
         except PeersLost:
             continue  # nothing was applied: restore the swarm and do the step again
 

@@ -132,6 +132,8 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for name in ("bump", "watchdog_s"):
         value = getattr(recovery, name)
         yield f"recovery.{name}", value, 0 < value < math.inf, "above 0"
+    rate = recovery.failures_per_hour
+    yield "recovery.failures_per_hour", rate, 0 <= rate < math.inf, "at least 0"
     for name in ("copies", "refresh_every"):
         value = getattr(recovery, name)
         yield f"recovery.{name}", value, value >= 1, "at least 1"

@@ -19,6 +19,7 @@ async def save_snapshot(lead: Lead) -> None:
         PeersLost: somebody went away meanwhile, or claimed a state that is not in the store; nothing changed then.
     """
     world, folder, step = lead.world, lead.folder, lead.step
+    started = world.now()
     savers = [lead.roster.holders(stage)[0] for stage in range(lead.num_stages)]
     for peer in savers:
         await lead.tell(peer, "save", None, step)
@@ -44,4 +45,5 @@ async def save_snapshot(lead: Lead) -> None:
     lead.journal.sync()
     if folder is not None:
         snapshots.prune(folder, world.blobs, lead.recipe.train.keep_checkpoints, step)
+    lead.period.snapshot_took(world.now() - started)
     lead.state_hash, lead.saved_at, lead.manifest = manifest.state_hash, step, manifest

@@ -119,6 +119,8 @@ class Recovery(Section, frozen=True, kw_only=True):
             ``exact`` where somebody keeps them (an ablation: who keeps them keeps the weights as well).
         bump, bump_decay: factor on the learning rate of a blended stage, and by how much of itself its excess over 1
             shrinks with each step.
+        failures_per_hour: how often a stage is expected to be lost; above 0, snapshots are taken as often as is best
+            then (Young, 1974; Daly, 2006), whatever ``train.checkpoint_every`` says.
         watchdog_s: seconds without progress after which peers are asked for a sign of life; at least three times what
             progress usually takes.
     """
@@ -133,6 +135,7 @@ class Recovery(Section, frozen=True, kw_only=True):
     moments: Literal["reset", "neighbours", "exact"] = "neighbours"
     bump: float = 1.1
     bump_decay: float = 0.0
+    failures_per_hour: float = 0.0
     watchdog_s: float = 10.0
 
 

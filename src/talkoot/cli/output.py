@@ -10,7 +10,7 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
-from talkoot.train.records import Committed, Gone, Mended, Recovered, RolledBack, Seated, Warned
+from talkoot.train.records import Blended, Committed, Gone, Mended, Recovered, RolledBack, Seated, Warned
 
 
 def say(text: str = "") -> None:
@@ -75,6 +75,8 @@ class Progress:
             case "train.recover":
                 done = receipt.read(Recovered)
                 self._line(f"step {receipt.step}: recovered by '{done.rung}', {done.pause_s:.2f} s without work")
+            case "train.blend":
+                self._line(f"step {receipt.step}: {receipt.read(Blended).words()}")
             case "train.mend":
                 mended = receipt.read(Mended)
                 self._line(f"step {receipt.step} goes on without {', '.join(mended.lost)}: {mended.words()}")

@@ -273,6 +273,10 @@ class View:
         text = f"Recovered from the loss of {lost} by {clean(facts.rung, 40)}; {paused}."
         self._tell(receipt, "recover", text, mark=True)
 
+    def _blend(self, receipt: Receipt) -> None:
+        text = f"Step {receipt.step}: {receipt.read(records.Blended).words()}."
+        self._tell(receipt, "problem", text, mark=True)
+
     def _mend(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Mended)
         lost = ", ".join(name_of(name) for name in facts.lost[:6]) or "a peer"
@@ -293,6 +297,7 @@ _HANDLERS = {
     "train.checkpoint": View._checkpoint,
     "train.rollback": View._rollback,
     "train.recover": View._recover,
+    "train.blend": View._blend,
     "train.mend": View._mend,
 }
 

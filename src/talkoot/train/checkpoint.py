@@ -34,6 +34,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: committed steps it contains.
+        approximate: stages that nobody held any more and that were blended of others at some step, and the step.
         state_hash: digest over the digests of all weights and moments, however they are cut into stages.
     """
 
@@ -44,6 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     shards: tuple[Shard, ...]
     state_hash: str
+    approximate: tuple[tuple[int, int], ...] = ()
     recipe: dict[str, Any] = {}
 
     def blobs_for(self, first: int, last: int) -> tuple[str, ...]:

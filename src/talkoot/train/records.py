@@ -172,6 +172,11 @@ class Blended(Facts, frozen=True, kw_only=True):
     bump: float
     loss: float | None
 
+    def words(self) -> str:
+        """What was done, in a few words."""
+        sources = " and ".join(str(stage) for _, stage, _ in self.sources)
+        return f"nobody had stage {self.stage} any more, it was made of stages {sources}: approximate from here on"
+
 
 class Routed(Facts, frozen=True, kw_only=True):
     """``train.routes``: the ways that microbatches take from here on, and how they were found.

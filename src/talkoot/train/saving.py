@@ -36,6 +36,7 @@ async def save_snapshot(lead: Lead) -> None:
         tokenizer=lead.tokenizer_digest,
         shards=snapshots.shards(lead.stages, [(shard.blob, shard.size) for shard in saved]),
         state_hash=snapshots.state_hash(tensors, step),
+        approximate=tuple(sorted(lead.state["train"].blended.items())),
         recipe=msgspec.to_builtins(lead.recipe),
     )
     lead.journal.sync()

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from talkoot.core.errors import TalkootError
 from talkoot.plan.steps import Phase
 from talkoot.train.compute import StageCompute
 from talkoot.train.desk import Parcel
@@ -21,30 +22,64 @@ from talkoot.train.messages import Update
 from talkoot.world.api import Blank, Frame, frame_bytes
 
 IN_MEMORY_BYTES = 2**20  # frames larger than that go to disk
+MAX_WAITING = 64  # gradients of one stage that are not applied yet; somebody who sends more is not meant well
 
 
-class Pages:
-    """Frames laid aside, on disk when they are large; the file has no name and goes with the process."""
+class Laid(NamedTuple):
+    """Frames that were laid aside: themselves, or where in the file they are."""
 
-    def __init__(self, frames: Iterable[Frame]) -> None:
-        self._frames = list(frames)
+    frames: Sequence[Frame]
+    offset: int = 0
+    sizes: tuple[int, ...] = ()
+
+
+class Spool:
+    """Frames laid aside, in one file without a name when they are large; it goes with the process."""
+
+    def __init__(self) -> None:
         self._file = None
-        if sum(map(frame_bytes, self._frames)) > IN_MEMORY_BYTES and not any(
-            isinstance(f, Blank) for f in self._frames
-        ):
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this object
-            weakref.finalize(self, self._file.close)
-            self._sizes = [frame_bytes(frame) for frame in self._frames]
-            for frame in self._frames:
-                self._file.write(frame)  # type: ignore[arg-type]
-            self._frames.clear()
+        self._end = 0
 
-    def read(self) -> list[Frame]:
+    def put(self, frames: Sequence[Frame]) -> Laid:
+        """Lay frames aside.
+
+        Raises:
+            TalkootError: the disk does not take them.
+        """
+        sizes = tuple(map(frame_bytes, frames))
+        if sum(sizes) <= IN_MEMORY_BYTES or any(isinstance(frame, Blank) for frame in frames):
+            return Laid(list(frames))
+        offset = self._end
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this object
+                weakref.finalize(self, self._file.close)
+            self._file.seek(offset)
+            for frame in frames:
+                self._file.write(frame)  # type: ignore[arg-type]
+            self._file.flush()
+        except OSError as problem:
+            raise TalkootError(
+                "what is needed for recovery cannot be kept",
+                where=tempfile.gettempdir(),
+                why=str(problem),
+                next="make space there, set TMPDIR to a larger disk, or take 'journal' and 'replay' off recovery.ladder",
+            ) from problem
+        self._end += sum(sizes)
+        return Laid((), offset, sizes)
+
+    def get(self, laid: Laid) -> list[Frame]:
         """The frames as they were."""
-        if self._file is None:
-            return list(self._frames)
-        self._file.seek(0)
-        return [self._file.read(size) for size in self._sizes]
+        if self._file is None or not laid.sizes:
+            return list(laid.frames)
+        self._file.seek(laid.offset)
+        return [self._file.read(size) for size in laid.sizes]
+
+    def clear(self) -> None:
+        """Nothing that was laid aside is needed any more."""
+        self._end = 0
+        if self._file is not None:
+            self._file.truncate(0)
 
 
 class HandOver(NamedTuple):
@@ -102,18 +137,20 @@ class Journal:
     """A :class:`Kept` that costs no memory and no arithmetic until it is needed."""
 
     def __init__(self) -> None:
-        self.step, self._base, self._state = -1, -1, Pages(())
-        self._gradients: list[Pages] = []
+        self.step, self._base, self._spool = -1, -1, Spool()
+        self._state, self._gradients = Laid(()), list[Laid]()
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
-        self._state, self._gradients, self._base, self.step = Pages(state), [], step, step
+        self._spool.clear()
+        self._state, self._gradients, self._base, self.step = self._spool.put(state), [], step, step
 
     def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
-        self._gradients.append(Pages(frames))
+        self._gradients.append(self._spool.put(frames))
         self.step = step + 1
 
     def hand_over(self) -> HandOver:
-        return HandOver(self._base, self._state.read(), [pages.read() for pages in self._gradients])
+        get = self._spool.get
+        return HandOver(self._base, get(self._state), [get(laid) for laid in self._gradients])
 
 
 class Streamed(NamedTuple):
@@ -147,7 +184,7 @@ class Keeping:
 
     def gradient(self, which: Streamed, frames: Sequence[Frame]) -> bool:
         """Take a gradient; False when it cannot be one of this stage."""
-        if len(frames) != 1 or frame_bytes(frames[0]) != self._gradient_bytes:
+        if len(frames) != 1 or frame_bytes(frames[0]) != self._gradient_bytes or len(self._gradients) >= MAX_WAITING:
             return False
         self._gradients[which] = frames
         self._advance()
@@ -173,26 +210,29 @@ class SentLog:
     """What this peer sent in committed steps, to whom, for which work of theirs."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, tuple[list[tuple[str, Phase, int, int]], Pages]] = {}
+        self._steps: dict[int, tuple[list[tuple[str, Phase, int, int]], Laid]] = {}
+        self._spool = Spool()
 
     def note(self, step: int, parcels: Iterable[Parcel], since: int) -> None:
         """Remember the parcels of a committed step; those of steps before ``since`` are forgotten."""
+        for old in [old for old in self._steps if old < since]:
+            del self._steps[old]
+        if not self._steps:
+            self._spool.clear()
         keys: list[tuple[str, Phase, int, int]] = []
         frames: list[Frame] = []
         for parcel in parcels:
             keys.append((parcel.to, parcel.phase, parcel.microbatch, len(parcel.frames)))
             frames += parcel.frames
-        self._steps[step] = keys, Pages(frames)
-        for old in [old for old in self._steps if old < since]:
-            del self._steps[old]
+        self._steps[step] = keys, self._spool.put(frames)
 
     def of(self, step: int, to: frozenset[str]) -> list[tuple[Phase, int, Sequence[Frame]]]:
         """(phase, microbatch, frames) of everything that was sent to these peers in a step."""
         found: list[tuple[Phase, int, Sequence[Frame]]] = []
         if step not in self._steps:
             return found
-        keys, pages = self._steps[step]
-        frames, at = pages.read(), 0
+        keys, laid = self._steps[step]
+        frames, at = self._spool.get(laid), 0
         for peer, phase, microbatch, count in keys:
             if peer in to:
                 found.append((phase, microbatch, frames[at : at + count]))

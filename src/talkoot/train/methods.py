@@ -42,6 +42,14 @@ def check_methods(recipe: Recipe) -> None:
     _check("train.mixing", mixing_rules, train.mixing)
     _check("train.schedule", schedules, train.schedule)
     _check("recovery.ladder", rungs, *recipe.recovery.ladder)
+    saves = recipe.train.checkpoint_every or recipe.recovery.failures_per_hour
+    if "replay" in recipe.recovery.ladder and not saves:
+        raise TalkootError(
+            "rung 'replay' needs snapshots",
+            where="the recipe, key recovery.ladder",
+            why="what was sent since the newest one is kept on disk, and train.checkpoint_every is 0",
+            next="set train.checkpoint_every, or recovery.failures_per_hour, above 0",
+        )
     _check("train.repair", repairs, train.repair)
 
 

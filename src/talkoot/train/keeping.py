@@ -63,7 +63,7 @@ class Spool:
                 "what is needed for recovery cannot be kept",
                 where=tempfile.gettempdir(),
                 why=str(problem),
-                next="make space there, set TMPDIR to a larger disk, or take 'journal' and 'replay' off recovery.ladder",
+                next="make space, set TMPDIR to a larger disk, or take 'journal' and 'replay' off recovery.ladder",
             ) from problem
         self._end += sum(sizes)
         return Laid((), offset, sizes)

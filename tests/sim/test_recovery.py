@@ -46,7 +46,7 @@ def test_a_lost_stage_comes_back_bit_for_bit_without_a_rollback(rung, phase, vic
 
 
 @pytest.mark.parametrize("first", range(STAGES - 1))
-@pytest.mark.parametrize("rung", ["shadow", "journal"])
+@pytest.mark.parametrize("rung", ["shadow", "journal", "replay"])
 def test_two_adjacent_stages_come_back_bit_for_bit(rung, first, tmp_path):
     names = peer_names(STAGES)
     faults = tuple(Fault(peer=names[stage], step=3, phase="forward") for stage in (first, first + 1))
@@ -55,7 +55,28 @@ def test_two_adjacent_stages_come_back_bit_for_bit(rung, first, tmp_path):
     assert run.facts("train.rollback", RolledBack) == []
     assert run.result.state_hash == undisturbed()
     words = {facts.source for facts in run.facts("peer.seat", Seated)}
-    assert any(rung in word for word in words)
+    assert any(rung in word or (rung == "replay" and "neighbours" in word) for word in words)
+
+
+@pytest.mark.parametrize("planner", ["straight", "swapped"])
+@pytest.mark.parametrize("lost", [(0, 1), (1, 2), (2, 3, 4), (0, 5, 6), (0, 1, 2, 3, 4, 5)])
+def test_any_run_of_lost_stages_of_a_ring_is_computed_again_together(planner, lost, tmp_path):
+    faults = tuple(Fault(peer=NAMES[stage], step=3, phase="begin") for stage in lost)
+    run = simulate(deep("replay", faults=faults, planner=planner), tmp_path)
+    assert recovered(run) == ["replay"]
+    assert run.facts("train.rollback", RolledBack) == []
+    assert run.result.state_hash == simulate(deep("replay", planner=planner)).result.state_hash
+
+
+def test_stages_that_lost_both_replicas_are_computed_again_by_all_four(tmp_path):
+    faults = tuple(Fault(peer=name, step=3, phase="begin") for name in peer_names(8)[2:6])
+    base = tiny(4, 2, faults)
+    wanted = msgspec.structs.replace(
+        base, recovery=msgspec.structs.replace(base.recovery, ladder=("replica", "replay"))
+    )
+    run = simulate(wanted, tmp_path)
+    assert recovered(run) == ["replay"]
+    assert run.result.state_hash == undisturbed()
 
 
 # -- nobody has it any more --------------------------------------------------------------------------------------

@@ -240,6 +240,11 @@ class SentLog:
         return found
 
 
+def whoever_holds(stage: int) -> str:
+    """In a log of what was sent, the receiver of what was only computed again: no peer is called like that."""
+    return f"stage {stage}"
+
+
 def joined(frames: Sequence[Frame]) -> bytes:
     """The bytes of all frames; nothing for those of a rehearsal."""
     return b"".join(bytes(frame) for frame in frames if not isinstance(frame, Blank))

@@ -32,12 +32,20 @@ class Introduce(msgspec.Struct, frozen=True):
     contacts: tuple[Contact, ...]
 
 
+class Visit(msgspec.Struct, frozen=True, array_like=True):
+    """A microbatch that came by a stage in a committed step, and where from and where to: stages, -1 for none."""
+
+    microbatch: int
+    before: int
+    after: int
+
+
 class Update(msgspec.Struct, frozen=True, array_like=True):
     """How a committed step was applied to a stage: learning rate, gradient scale, and the microbatches that came by."""
 
     learning_rate: float
     scale: float
-    visitors: tuple[int, ...] = ()
+    visits: tuple[Visit, ...] = ()
 
 
 class Donor(msgspec.Struct, frozen=True, array_like=True):
@@ -60,6 +68,7 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
             send what they sent to the stage since; ``blend``: it is made of the donors' states.
         donors: the peers that send.
         blobs: names of checkpoint blobs that hold the layers.
+        companions: of a replay: (stage, peer) of the others whose stages are computed again at the same time.
         updates: how the steps before ``step`` were applied, the last ones as many as the base is older.
     """
 
@@ -71,6 +80,7 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["stored", "copy", "journal", "replay", "blend"] = "stored"
     donors: tuple[Donor, ...] = ()
     blobs: tuple[str, ...] = ()
+    companions: tuple[tuple[int, str], ...] = ()
     updates: tuple[Update, ...] = ()
 
 

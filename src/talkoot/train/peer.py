@@ -62,7 +62,6 @@ class Peer(Worker):
         super().__init__(world, job)
         self.node: FlowNode | None = None  # while routes are negotiated
         self.keeping: dict[int, Keeping] = {}  # by stage, what is kept for others
-        self.sent = SentLog()
 
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
+from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Phase
 from talkoot.train.compute import Neighbour, StageCompute
-from talkoot.train.keeping import joined
-from talkoot.train.messages import Assign, Donor, Sent, Update
+from talkoot.train.desk import Parcel
+from talkoot.train.keeping import joined, whoever_holds
+from talkoot.train.messages import Assign, Donor, Sent, Update, Visit
 from talkoot.train.worker import Worker
 from talkoot.world.api import Frame
 
@@ -60,20 +62,66 @@ async def _again(worker: Worker, assign: Assign, stage: StageCompute) -> None:
     if assign.blobs:
         stage.load([worker.world.blobs.get(name) for name in assign.blobs], base)
     arrived = await _collect(worker, {donor.peer for donor in assign.donors}, base, assign.step)
+    again = _Again(worker, assign, stage, arrived)
     for step, update in enumerate(assign.updates, base):
-        inputs = arrived.pop(step)
-        stage.begin(step, worker.job.recipe.train.microbatches, False, update.visitors)
-        for m in update.visitors:
-            await _work(worker, partial(stage.forward, m, inputs.get(("forward", m), ())), stage.forward_flops)
-            if stage.loss_flops:
-                await _work(worker, partial(stage.loss, m, inputs["loss", m]), stage.loss_flops)
-            await _work(worker, partial(stage.backward, m, inputs.get(("backward", m), ())), 2 * stage.forward_flops)
+        stage.begin(step, worker.job.recipe.train.microbatches, False, [visit.microbatch for visit in update.visits])
+        for visit in update.visits:  # in the same order everywhere: nobody waits for somebody who waits for it
+            await again.visit(step, visit)
+        arrived.pop(step, None)
+        worker.sent.note(step, again.take_sent(), base)  # as good as what the lost peer remembered
         stage.finish()
         await _apply(worker, stage, update)
 
 
-async def _work(worker: Worker, work: partial[Sequence[Frame]], flops: float) -> None:
-    await worker.world.compute(work, flops)
+class _Again:
+    """One stage's part in computing steps again; what it had sent to other lost stages, it sends again."""
+
+    def __init__(self, worker: Worker, assign: Assign, stage: StageCompute, arrived: Arrived) -> None:
+        self._worker, self._assign, self._stage, self._arrived = worker, assign, stage, arrived
+        self._sent: list[Parcel] = []
+
+    async def visit(self, step: int, visit: Visit) -> None:
+        """Do everything that this stage had to do for a microbatch."""
+        stage, m = self._stage, visit.microbatch
+        origin = bool(stage.loss_flops)  # of a ring: it opens and closes the path
+        opens = origin or visit.before < 0
+        given = () if opens else await self._input(step, "forward", m)
+        output = await self._work(partial(stage.forward, m, given), stage.forward_flops)
+        closes = not origin and visit.after == 0  # the last relay of a ring
+        await self._pass_on(step, "loss" if closes else "forward", m, visit.after, output)
+        if origin:
+            output = await self._work(partial(stage.loss, m, await self._input(step, "loss", m)), stage.loss_flops)
+            await self._pass_on(step, "backward", m, visit.before, output)
+        given = () if visit.after < 0 else await self._input(step, "backward", m)
+        output = await self._work(partial(stage.backward, m, given), 2 * stage.forward_flops)
+        if not origin:
+            await self._pass_on(step, "backward", m, visit.before, output)
+
+    async def _input(self, step: int, phase: Phase, microbatch: int) -> Sequence[Frame]:
+        """What a neighbour had sent for this work, or sends again now."""
+        topic, companions = f"again/{self._worker.generation}", {peer for _, peer in self._assign.companions}
+        while (phase, microbatch) not in self._arrived[step]:
+            message = await self._worker.world.receive(topic)
+            if message.sender in companions:
+                for key in message.read(Sent).keys:
+                    self._arrived[message.step].setdefault(key, message.frames)
+        return self._arrived[step][phase, microbatch]
+
+    async def _pass_on(self, step: int, phase: Phase, microbatch: int, to: int, output: Sequence[Frame]) -> None:
+        if to >= 0:
+            self._sent.append(Parcel(whoever_holds(to), phase, microbatch, 0, output))
+        for stage, peer in self._assign.companions:
+            if stage == to:
+                sent = Sent(((phase, microbatch),))
+                await self._worker.send(PeerId(peer), f"again/{self._worker.generation}", sent, output, step)
+
+    def take_sent(self) -> list[Parcel]:
+        """What was sent, or would have been, since the last call."""
+        sent, self._sent = self._sent, []
+        return sent
+
+    async def _work(self, work: partial[Sequence[Frame]], flops: float) -> Sequence[Frame]:
+        return await self._worker.world.compute(work, flops)
 
 
 async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Arrived:

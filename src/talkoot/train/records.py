@@ -116,9 +116,9 @@ class Committed(Facts, frozen=True, kw_only=True):
     stage_norms: tuple[float, ...] = ()
     bumps: tuple[tuple[int, float], ...] = ()
 
-    def visitors(self, stage: int) -> tuple[int, ...]:
-        """The microbatches that visited a stage."""
-        return tuple(m for m in range(len(self.paths)) if not self.stages or stage in self.stages[m])
+    def ways(self, num_stages: int) -> list[tuple[int, ...]]:
+        """The stages that each microbatch visited, in its order."""
+        return list(self.stages) if self.stages else [tuple(range(num_stages))] * len(self.paths)
 
 
 class Evaluated(Facts, frozen=True, kw_only=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from talkoot.core.ids import PeerId
 from talkoot.train.compute import gradient_bytes
-from talkoot.train.messages import Assign, Contact, Donor, Give, Introduce, Keep, Ready, Update
+from talkoot.train.keeping import whoever_holds
+from talkoot.train.messages import Assign, Contact, Donor, Give, Introduce, Keep, Ready, Update, Visit
 from talkoot.train.records import Committed, Seated
 from talkoot.train.recovery import Holding, Loss, Source
 
@@ -75,7 +76,8 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
     words: dict[PeerId, str] = {}
     received: set[PeerId] = set()  # whose state comes from other peers
     for peer, stage in vacant:
-        assign, gives, words[peer] = _plan(lead, peer, stage, sources.get(stage))
+        others = tuple((other_stage, other) for other, other_stage in vacant if other_stage != stage)
+        assign, gives, words[peer] = _plan(lead, peer, stage, sources.get(stage), others)
         received |= {peer} if gives else set()
         lead.states.note(lead.roster.name_of(peer), "assign")
         await lead.tell(peer, "assign", assign, lead.step)
@@ -88,7 +90,9 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
             lead.expel(peer, f"it does not hold a usable state of stage {stage}")
         lead.states.note(member.name, "accept")
-        member.stage, member.seated = stage, lead.step
+        source = sources.get(stage)
+        again = source is not None and source.how == "replay"  # then it remembers what it sent as of the snapshot
+        member.stage, member.seated = stage, (lead.saved_at or 0) if again else lead.step
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))
 
@@ -101,7 +105,9 @@ async def introduce(lead: Lead) -> None:
         await lead.tell(peer, "introduce", Introduce(others), lead.step)
 
 
-def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[Assign, list[tuple[PeerId, Give]], str]:
+def _plan(
+    lead: Lead, peer: PeerId, stage: int, source: Source | None, companions: tuple[tuple[int, str], ...]
+) -> tuple[Assign, list[tuple[PeerId, Give]], str]:
     """What the newcomer is told, what its donors are told, and in words where its state comes from."""
     first, last = lead.stages[stage]
     blobs = lead.blobs_of(stage)
@@ -117,7 +123,8 @@ def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[
     elif source.how == "replay":
         how, words = "replay", f"snapshot of step {lead.saved_at or 0} and what its neighbours had sent"
         others = [other for other, _ in lead.roster.seated()]
-        were, donors = tuple(sorted(lead.served.get(stage, ()))), [Donor(other) for other in others]
+        were = (whoever_holds(stage), *sorted(lead.served.get(stage, ())))
+        donors = [Donor(other) for other in others]
         gives = [(other, Give(to=peer, what="sent", were=were, since=lead.saved_at or 0)) for other in others]
     else:
         how, words = "blend", "blend of stages " + " and ".join(str(share.stage) for share in source.shares)
@@ -137,6 +144,7 @@ def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[
         source=how,
         donors=tuple(donors),
         blobs=blobs if how in ("stored", "replay") else (),
+        companions=companions if how == "replay" else (),
         updates=updates(lead, stage, since),
     )
     return assign, gives, words
@@ -156,8 +164,18 @@ def updates(lead: Lead, stage: int, since: int) -> tuple[Update, ...]:
             facts = entry.receipt.read(Committed)
             rate = facts.learning_rate * dict(facts.bumps).get(stage, 1.0)
             scale = scale_of(lead.recipe.train.clip, facts.gradient_norm)
-            found[entry.receipt.step] = Update(rate, scale, facts.visitors(stage))
+            visits = tuple(_visits(facts.ways(lead.num_stages), stage, lead.recipe.swarm.layout == "ring"))
+            found[entry.receipt.step] = Update(rate, scale, visits)
     return tuple(found[step] for step in range(since, lead.step))
+
+
+def _visits(ways: Sequence[Sequence[int]], stage: int, ring: bool) -> Iterator[Visit]:
+    for microbatch, way in enumerate(ways):
+        if stage in way:
+            place, last = way.index(stage), len(way) - 1
+            before = way[place - 1] if place or ring else -1  # an origin's is the last relay
+            after = way[place + 1] if place < last else way[0] if ring else -1
+            yield Visit(microbatch, before, after)
 
 
 def scale_of(clip: float, norm: float) -> float:

@@ -16,6 +16,7 @@ from talkoot.plan.steps import Work
 from talkoot.train.compute import StageCompute
 from talkoot.train.desk import Desk, Parcel
 from talkoot.train.job import Job
+from talkoot.train.keeping import SentLog
 from talkoot.train.messages import Amend, Begin, Carry, Census, Gradient, Mix, Prepared, Standing
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
@@ -56,6 +57,7 @@ class Worker:
         self.running: asyncio.Task[None] | None = None
         self.sent_bytes = 0
         self.busy_s = 0.0
+        self.sent = SentLog()
 
     def held(self) -> StageCompute:
         if self.stage is None:

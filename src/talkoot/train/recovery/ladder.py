@@ -131,6 +131,8 @@ class Unrecoverable(TalkootError):
 def climb(names: Sequence[str], loss: Loss) -> dict[int, Source]:
     """For each hurt stage, the first source that any of the named rungs offers.
 
+    Lost stages that are computed again need what other lost ones had sent, so then all of them are computed again.
+
     Raises:
         Unrecoverable: for some stage there is none.
     """
@@ -148,4 +150,7 @@ def climb(names: Sequence[str], loss: Loss) -> dict[int, Source]:
             reasons[stage] = said
     if reasons:
         raise Unrecoverable(reasons, loss.step)
+    again = next((source for source in sources.values() if source.how == "replay"), None)
+    if again is not None and not any(source.how == "rollback" for source in sources.values()):
+        sources |= dict.fromkeys(loss.empty_stages, again)
     return sources

@@ -1,5 +1,7 @@
 """The lost stage's steps are computed again, it alone, from what its neighbours had sent to it. Bit for bit.
 
+Several lost stages compute them again together: what one of them had sent to another, it sends once more.
+
 Neighbours remember what they sent since the newest snapshot, so nothing more than that snapshot ever crosses the
 network while all goes well. (Zhong et al., 2023, "Swift", arXiv 2302.06173.)
 """
@@ -11,10 +13,7 @@ from talkoot.train.recovery.ladder import Loss, Source, rungs
 
 @rungs.register("replay")
 def replay(loss: Loss, stage: int) -> Source | str:
-    """Serves when all other stages' peers are there and have been since the snapshot."""
+    """Serves when all who are left have been there since the snapshot."""
     if loss.logged:
         return loss.logged
-    others = [s for s in loss.empty_stages if s != stage]
-    if others:
-        return f"what stages {others} sent to it is gone with them"
     return Source(rung="replay", how="replay", step=loss.step)

@@ -53,6 +53,7 @@ async def _from_keeper(worker: Worker, assign: Assign, stage: StageCompute) -> N
 async def _apply(worker: Worker, stage: StageCompute, update: Update) -> None:
     apply = partial(stage.apply, update.learning_rate, update.scale)
     await worker.world.compute(apply, UPDATE_FLOPS * stage.num_values)
+    worker.work_done += 1
 
 
 async def _again(worker: Worker, assign: Assign, stage: StageCompute) -> None:
@@ -74,6 +75,7 @@ async def _again(worker: Worker, assign: Assign, stage: StageCompute) -> None:
 
 async def _work(worker: Worker, work: partial[Sequence[Frame]], flops: float) -> None:
     await worker.world.compute(work, flops)
+    worker.work_done += 1
 
 
 async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Arrived:
@@ -81,7 +83,7 @@ async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Ar
     arrived: Arrived = defaultdict(dict)
     missing = {(donor, step) for donor in donors for step in range(first, end)}
     while missing:
-        message = await worker.world.receive(f"sent/{worker.generation}")
+        message = await worker.listen(f"sent/{worker.generation}")
         if (message.sender, message.step) not in missing:
             continue
         sent = message.read(Sent)
@@ -98,7 +100,7 @@ async def _blended(worker: Worker, assign: Assign, stage: StageCompute) -> None:
     waiting = list(assign.donors)
     arrived: dict[Donor, bytes] = {}
     while waiting:
-        message = await worker.world.receive(f"state/{worker.generation}")
+        message = await worker.listen(f"state/{worker.generation}")
         donor = next((donor for donor in waiting if donor.peer == message.sender), None)
         if donor is not None:  # one that sends twice does it in the order in which it was asked
             waiting.remove(donor)

@@ -88,7 +88,7 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
             lead.expel(peer, f"it does not hold a usable state of stage {stage}")
         lead.states.note(member.name, "accept")
-        member.stage, member.seated = stage, lead.step
+        member.stage, member.seated, member.held = stage, lead.step, True
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))
 
@@ -99,6 +99,7 @@ async def introduce(lead: Lead) -> None:
     for peer in lead.roster.members:
         others = tuple(contact for contact in contacts if contact.peer != peer)
         await lead.tell(peer, "introduce", Introduce(others), lead.step)
+    lead.strangers = False
 
 
 def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[Assign, list[tuple[PeerId, Give]], str]:
@@ -134,6 +135,7 @@ def _plan(lead: Lead, peer: PeerId, stage: int, source: Source | None) -> tuple[
         first=first,
         last=last,
         step=lead.step,
+        reached=lead.furthest,
         source=how,
         donors=tuple(donors),
         blobs=blobs if how in ("stored", "replay") else (),

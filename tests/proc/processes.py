@@ -112,7 +112,7 @@ def to_toml(recipe: Recipe, path: Path) -> Path:
         lines += [f"{key} = {json.dumps(value)}" for key, value in tree[section].items() if value is not None]
     for fault in faults:
         lines.append("[[faults]]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in fault.items()]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in fault.items() if value is not None]
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -69,6 +69,26 @@ def test_a_wrong_recipe_is_refused_before_anything_is_written(job, tmp_path, set
 
 
 @pytest.mark.parametrize(
+    ("fault", "where", "why"),
+    [
+        ('peer = "brich"\nstep = 1\nphase = "mix"', "fault[0].peer", "did you mean 'birch'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mixx"', "fault[0].phase", "did you mean 'mix'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nkind = "kil"', "fault[0].kind", "did you mean 'kill'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nseconds = -2', "fault[0].seconds", "at least 0"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nat_s = 3', "fault[0].at_s", "either"),
+    ],
+)
+def test_a_wrong_chaos_file_is_refused_before_anything_is_written(job, tmp_path, fault, where, why):
+    chaos = tmp_path / "chaos.toml"
+    chaos.write_text(f"[[fault]]\n{fault}\n")
+    parts = refused("train", job, "--chaos", chaos, "--out", tmp_path / "run")
+    assert parts["what"] == "the chaos file cannot be used"
+    assert parts["where"] == f"{chaos}, key {where}"
+    assert why in parts["why"]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("content", "why"),
     [(b"train = [", "not TOML"), (b"\xff\xfe", "not TOML"), (b"just words", "not TOML"), (None, "No such file")],
 )

@@ -61,7 +61,7 @@ def _standing_microbatches(run: Run) -> Counter[tuple[int, int, int]]:
     return counted
 
 
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "loss"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("assign", "save", "loss")])
 @pytest.mark.parametrize(
     ("replicas", "victim"), [(r, name) for r in (1, 2) for name in peer_names(2 * r)], ids=lambda value: str(value)
 )
@@ -78,9 +78,11 @@ def test_a_crash_at_any_point_of_any_peer_leaves_no_trace_in_the_state(replicas,
     else:
         assert run.facts("train.rollback", RolledBack) == []
     dealt_with = [*run.facts("train.recover", Recovered), *run.facts("train.mend", Mended)]
-    if phase != "commit" or replicas == 1:  # after the last commit of a run that ends nobody needs to recover
+    if (
+        phase not in ("commit", "idle") or replicas == 1
+    ):  # after the last commit of a run that ends nobody needs to recover
         assert [facts.lost for facts in dealt_with] == [(victim,)]
-    if replicas == 2 and phase != "commit":
+    if replicas == 2 and phase not in ("commit", "idle"):
         assert len(run.facts("train.mend", Mended)) == 1, "the step itself is saved"
 
 

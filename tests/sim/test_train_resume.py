@@ -153,7 +153,14 @@ def cut_manifest_short(folder: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:100])
 
 
-@pytest.mark.parametrize("damage", [damage_blob, cut_blob_short, lose_blob, cut_manifest_short])
+def of_another_model(folder: Path) -> None:
+    newest = manifests(folder)[0]
+    text = newest.read_text()
+    assert text.count('"rope_theta": ') == 1
+    newest.write_text(text.replace('"rope_theta": ', '"rope_theta": 1'))
+
+
+@pytest.mark.parametrize("damage", [damage_blob, cut_blob_short, lose_blob, cut_manifest_short, of_another_model])
 def test_a_damaged_newest_snapshot_is_passed_over_with_a_warning(damage, reference, tmp_path):
     with pytest.raises(LeadEnds):
         run_simulated(recipe_of(), tmp_path, end_at("train.commit", 9))
@@ -165,6 +172,25 @@ def test_a_damaged_newest_snapshot_is_passed_over_with_a_warning(damage, referen
     assert len(warnings) == 1
     assert "step-00000008.json" in warnings[0]
     assert [entry.receipt.step for entry in log if entry.receipt.op == "train.rollback"] == [4]
+
+
+def test_another_runs_checkpoint_is_neither_used_nor_overwritten_nor_removed(reference, tmp_path):
+    with pytest.raises(LeadEnds):
+        run_simulated(recipe_of(), tmp_path, end_at("train.commit", 9))
+    own = manifests(tmp_path)[0]
+    foreign = {own.with_name(f"step-{step:08d}.json") for step in (9, 12, 30)}
+    for path in foreign:
+        path.write_bytes(own.read_bytes().replace(b'"run": "', b'"run": "other-'))
+    before = {path: path.read_bytes() for path in foreign}
+    result = run_simulated(recipe_of(), tmp_path)
+    assert result.state_hash == reference[0]
+    warnings = [e.receipt.read(Warned).text for e in entries(tmp_path) if e.receipt.op == "run.warning"]
+    assert [text.split()[0] for text in warnings[:3]] == [f"step-{step:08d}.json" for step in (30, 12, 9)]
+    assert all("belongs to run other-" in text for text in warnings[:3])
+    (given_up,) = warnings[3:]
+    assert given_up.startswith("no snapshot of step 12: another run's checkpoint is in the way")
+    assert {path: path.read_bytes() for path in foreign} == before
+    assert {read_manifest(path).step for path in set(manifests(tmp_path)) - foreign} == {16, 20}
 
 
 def test_a_damaged_snapshot_of_the_future_does_not_push_out_the_good_ones(reference, tmp_path):

@@ -49,7 +49,8 @@ def test_an_unknown_key_of_any_section_is_refused_with_the_nearest_name(tree, wh
         ({"model": {"dtype": "float16"}}, "key model.dtype"),
         ({"swarm": {"respawn": 1}}, "key swarm.respawn"),
         ({"train": 5}, "key train"),
-        ({"faults": [{"peer": "alder"}]}, "key faults[0]"),
+        ({"faults": [{"peer": 5}]}, "key faults[0]"),
+        ({"faults": [{"peer": "alder", "step": 1, "phase": "mix", "kind": "kil"}]}, "key faults[0].kind"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_refused_with_its_key(tree, where):
@@ -102,14 +103,28 @@ def test_a_seed_that_no_receipt_could_carry_is_refused(seed):
 @pytest.mark.parametrize(
     ("fault", "where", "hint"),
     [
-        ({"peer": "aldr", "phase": "mix"}, "faults.peer", "'alder'"),
-        ({"peer": "elm", "phase": "mix"}, "faults.peer", "there is no peer 'elm'"),
-        ({"peer": "alder", "phase": "forwards"}, "faults.phase", "'forward'"),
+        ({"peer": "aldr", "phase": "mix"}, "peer", "'alder'"),
+        ({"peer": "elm", "phase": "mix"}, "peer", "there is no peer 'elm'"),
+        ({"phase": "mix"}, "peer", "there is no peer ''"),
+        ({"peer": "alder", "phase": "forwards"}, "phase", "'forward'"),
+        ({"peer": "alder", "phase": "mix", "step": None}, "step", "at least 0"),
+        ({"peer": "alder", "phase": "mix", "step": -1}, "step", "at least 0"),
+        ({"peer": "alder", "phase": "mix", "seconds": -1.0}, "seconds", "at least 0"),
+        ({"peer": "alder", "phase": "mix", "seconds": float("inf")}, "seconds", "at least 0"),
+        ({"peer": "alder", "phase": "mix", "at_s": 3.0}, "at_s", "either"),
+        ({"peer": "alder", "step": None}, "at_s", "either"),
+        ({"peer": "alder", "step": None, "at_s": -3.0}, "at_s", "at least 0"),
+        ({"peer": "lead", "phase": "begin"}, "peer", "the lead can have a full disk, and no kill"),
+        ({"peer": "lead", "phase": "beginning", "kind": "disk_full"}, "phase", "'begin'"),
+        ({"peers": ["alder", "birch"], "phase": "mix"}, "peers", "for a partition"),
+        ({"peer": "alder", "peers": ["birch"], "phase": "mix", "kind": "partition"}, "peers", "instead of peer"),
+        ({"peers": ["alder", "brich"], "phase": "mix", "kind": "partition"}, "peers", "'birch'"),
     ],
 )
 def test_a_fault_that_could_never_strike_is_refused(fault, where, hint):
-    problem = refused({"faults": [{"step": 1} | fault]})
-    assert problem.where == where
+    good = {"peer": "alder", "at_s": 2.0, "kind": "stop", "seconds": 1.0}
+    problem = refused({"faults": [good, {"step": 1} | fault]})
+    assert problem.where == f"faults[1].{where}"
     assert hint in problem.why
 
 

@@ -21,6 +21,12 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Sets = Annotated[list[str], typer.Option("--set", help="Override a recipe's value: --set train.steps=500")]
 RecipeFile = Annotated[Optional[Path], typer.Argument(help="A TOML recipe; without one, the defaults.")]  # noqa: UP045
+ChaosFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--chaos", help="A TOML file of faults to inject: [[fault]] with peer, kind, step and phase, or at_s."
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
 
 
@@ -42,13 +48,14 @@ def demo(
     sim: Annotated[bool, typer.Option("--sim", help="Rehearse it in virtual time instead of real processes.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 7,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 450,
+    chaos: ChaosFile = None,
     out: Annotated[Optional[Path], typer.Option(help="Folder for the run; a new one by default.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
     """A real job in about two minutes: four peers train on Shakespeare, one is killed, a checkpoint comes out."""
     from talkoot.cli import demo as verb
 
-    verb.run(sim=sim, seed=seed, steps=steps, out=out, as_json=json)
+    verb.run(sim=sim, seed=seed, steps=steps, chaos=chaos, out=out, as_json=json)
 
 
 @app.command()
@@ -56,13 +63,14 @@ def train(
     recipe: RecipeFile = None,
     sets: Sets = [],  # noqa: B006
     sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
+    chaos: ChaosFile = None,
     out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted: the same command resumes."""
     from talkoot.cli import train as verb
 
-    verb.run(recipe=recipe, sets=tuple(sets), sim=sim, out=out, as_json=json)
+    verb.run(recipe=recipe, sets=tuple(sets), sim=sim, chaos=chaos, out=out, as_json=json)
 
 
 @app.command()

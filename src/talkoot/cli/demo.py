@@ -12,6 +12,7 @@ from typing import Any
 from talkoot.cli.output import Progress, print_json, print_table, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.recipes.demo import demo
+from talkoot.train.chaos import with_chaos
 from talkoot.train.export import export_run
 from talkoot.train.loop import Result
 from talkoot.train.run import LOG, run_real, run_simulated
@@ -24,7 +25,7 @@ PROMPT = "KING. "
 Check = tuple[str, str, bool]  # what was checked, what was found, whether it holds
 
 
-def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) -> None:
+def run(*, sim: bool, seed: int, steps: int, chaos: Path | None, out: Path | None, as_json: bool) -> None:
     """Run the verb; exits with 4 when a check fails."""
     started = time.monotonic()
     folder = out or Path(tempfile.mkdtemp(prefix="talkoot-demo-"))
@@ -35,7 +36,7 @@ def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) ->
             why="it holds a run already",
             next="choose another folder with --out, or leave --out away",
         )
-    recipe = demo(seed=seed, steps=steps)
+    recipe = with_chaos(demo(seed=seed, steps=steps), chaos)
     if not as_json:
         say(
             f"talkoot demo: {recipe.swarm.stages} stages x {recipe.swarm.replicas} replicas, {steps} steps, "
@@ -48,7 +49,7 @@ def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) ->
         say(f"interrupted after {result.step} of {steps} steps; a demo starts from nothing, {folder} can go")
         sys.exit(Exit.INTERRUPTED)
     model = folder / "model"
-    checks = [*_training(result, folder, steps), *_export(folder, model)]
+    checks = [*_training(result, folder, steps, chaos is None), *_export(folder, model)]
     sample = _sample(model)
     report = _report(folder)
     seconds = time.monotonic() - started
@@ -79,13 +80,16 @@ def run(*, sim: bool, seed: int, steps: int, out: Path | None, as_json: bool) ->
         sys.exit(Exit.FAILED_CHECK)
 
 
-def _training(result: Result, folder: Path, steps: int) -> list[Check]:
+def _training(result: Result, folder: Path, steps: int, single: bool) -> list[Check]:
     found = verify(folder / LOG)
     held_out = result.held_out if result.held_out is not None else math.inf
     start = math.log(1024)
+    killed = ", ".join(found.lost) or "nobody"
     return [
         (f"held-out loss below {LOSS_BOUND} (untrained: {start:.2f})", f"{held_out:.3f}", held_out < LOSS_BOUND),
-        ("one peer was killed", ", ".join(found.lost) or "nobody", len(found.lost) == 1),
+        ("one peer was killed", killed, len(found.lost) == 1)
+        if single
+        else ("peers were killed", killed, killed != "nobody"),
         ("it was replaced, and the run went on", f"{found.steps} of {steps} steps", found.replaced == found.lost),
         (
             "each microbatch is in exactly one committed step",

@@ -9,12 +9,15 @@ import msgspec
 
 from talkoot.cli.output import Progress, print_json, say
 from talkoot.core.errors import Exit, TalkootError
+from talkoot.train.chaos import with_chaos
 from talkoot.train.recipe import load_recipe
 
 
-def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
+def run(
+    *, recipe: Path | None, sets: tuple[str, ...], sim: bool, chaos: Path | None, out: Path | None, as_json: bool
+) -> None:
     """Run the verb."""
-    loaded = load_recipe(recipe, sets)
+    loaded = with_chaos(load_recipe(recipe, sets), chaos)
     name = _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
     from talkoot.train.run import run_real, run_simulated

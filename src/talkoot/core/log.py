@@ -53,12 +53,15 @@ class Log:
         path: the file; ``None`` keeps the log in memory (simulations and tests).
         readonly: refuse to create or change it.
 
+    Attributes:
+        full: the disk takes nothing more, or is made to look so by a fault.
+
     Raises:
         TalkootError: the file is missing, is not a talkoot log, or was written by a newer talkoot.
     """
 
     def __init__(self, path: Path | None, *, readonly: bool = False) -> None:
-        self.path = path
+        self.path, self.full = path, False
         if readonly and (path is None or not path.exists()):
             raise TalkootError(
                 "there is no run log",
@@ -133,6 +136,8 @@ class Log:
         receipt = entry.receipt
         row = (entry.position, entry.id, receipt.op, receipt.step, receipt.peer, entry.chain)
         try:
+            if self.full:
+                raise sqlite3.OperationalError("database or disk is full")
             self._database.execute(
                 "INSERT INTO receipts VALUES (?,?,?,?,?,?,?,?)", (*row, signed.raw, signed.signature)
             )

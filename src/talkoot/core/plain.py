@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -60,6 +60,9 @@ def _refuse_unknown(tree: Any, kind: Any, prefix: str, what: str, where: str) ->
     if isinstance(tree, list) and get_origin(kind) is tuple and inner:
         for index, value in enumerate(cast("list[Any]", tree)):
             _refuse_unknown(value, inner[0], f"{prefix.rstrip('.')}[{index}].", what, where)
+    if isinstance(tree, str) and get_origin(kind) is Literal and tree not in inner:
+        why = f"there is no {tree!r}; {nearest(tree, inner)}"
+        raise _bad(what, f"{where}, key {prefix.rstrip('.')}", why, CORRECT)
     if not isinstance(tree, dict):
         return
     table = cast("dict[str, Any]", tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,21 @@ def state_hash(tensors: dict[str, str], step: int) -> str:
     return digest_of_digests([*tensors.items(), ("step", str(step))])
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> Path:
-    """Make a snapshot count: its blobs are already stored."""
+def write_manifest(folder: Path, manifest: Manifest, write: Callable[[Path, bytes], None] = write_atomically) -> Path:
+    """Make a snapshot count: its blobs are already stored, and ``write`` puts its file beside them.
+
+    Raises:
+        TalkootError: the disk is full, the folder cannot be written, or another run's manifest is in the way.
+    """
     path = folder / FOLDER / f"step-{manifest.step:08d}.json"
-    write_atomically(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    if _is_foreign(path, manifest.run):
+        raise TalkootError(
+            "another run's checkpoint is in the way",
+            where=str(path),
+            why=f"it belongs to run {read_manifest(path).run}, this one is {manifest.run}, and nothing is overwritten",
+            next="move it to its own run's folder",
+        )
+    write(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     return path
 
 
@@ -98,23 +109,40 @@ def read_manifest(path: Path) -> Manifest:
         ) from problem
 
 
+def _is_foreign(path: Path, run: str | None) -> bool:
+    """Whether a manifest is there, whole, and another run's."""
+    try:
+        return run is not None and read_manifest(path).run != run
+    except TalkootError:
+        return False
+
+
 def newest(
-    folder: Path, blobs: Blobs, at_most: int | None = None, run: str | None = None
+    folder: Path,
+    blobs: Blobs,
+    at_most: int | None = None,
+    run: str | None = None,
+    config: ModelConfig | None = None,
 ) -> tuple[Manifest | None, list[str]]:
-    """The newest whole snapshot, and one warning for each newer one that is damaged.
+    """The newest whole snapshot, and one warning for each newer one that is damaged or another run's.
 
     Args:
         folder: the run's.
         blobs: where the shards lie.
         at_most: ignore snapshots of later steps.
-        run: ignore snapshots of other runs.
+        run, config: pass over snapshots of other runs and other models.
     """
     warnings: list[str] = []
     for path in manifests(folder):
         try:
             manifest = read_manifest(path)
-            if (at_most is not None and manifest.step > at_most) or run not in (None, manifest.run):
+            if run not in (None, manifest.run):
+                warnings.append(f"{path.name} belongs to run {manifest.run} and was passed over")
                 continue
+            if at_most is not None and manifest.step > at_most:
+                continue
+            if config not in (None, manifest.config):
+                raise ValueError("it is of another model")
             for shard in manifest.shards:
                 if len(blobs.get(shard.blob)) != shard.size:
                     raise ValueError(f"blob {shard.blob[:8]} has another size than the manifest says")
@@ -140,18 +168,20 @@ def check_tokenizer(manifest: Manifest, digest: str, where: str) -> None:
         )
 
 
-def prune(folder: Path, blobs: Blobs, keep: int, step: int) -> None:
+def prune(folder: Path, blobs: Blobs, keep: int, step: int, run: str | None = None) -> None:
     """Keep the newest ``keep`` snapshots up to ``step``, the one just written, and the blobs they need.
 
     Later ones are of commits that were rolled back (or they were damaged, and passed over): they go, because counted
-    among the newest they would push out the good ones.
+    among the newest they would push out the good ones. Other runs' are left alone, with ``run``, which is this one's.
     """
     last = f"step-{step:08d}.json"
-    paths = [path for path in manifests(folder) if path.name <= last]
-    for path in [*paths[keep:], *(path for path in manifests(folder) if path.name > last)]:
+    foreign = [path for path in manifests(folder) if _is_foreign(path, run)]
+    own = [path for path in manifests(folder) if path not in foreign]
+    paths = [path for path in own if path.name <= last]
+    for path in [*paths[keep:], *(path for path in own if path.name > last)]:
         path.unlink(missing_ok=True)
     wanted: set[str] = set()
-    for path in paths[:keep]:
+    for path in [*paths[:keep], *foreign]:
         try:
             wanted |= {shard.blob for shard in read_manifest(path).shards}
         except TalkootError:

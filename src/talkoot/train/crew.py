@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
@@ -14,15 +14,18 @@ from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
+from talkoot.train.chaos import LEAD, Docket
 from talkoot.train.job import Job
 from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.keepers import Keepers
 from talkoot.train.messages import Cut, Hello, Keeps
-from talkoot.train.records import Facts, Gone, Joined
+from talkoot.train.records import Facts, Gone, Joined, Warned
 from talkoot.train.roster import Roster
 from talkoot.train.states import RUN, Moved, States
+from talkoot.train.watchdog import Pulse, Watchdog
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
+from talkoot.world.faults import Fault
 
 NOTICES = (LOST, FAILED, HELLO, "cut", "keeping")
 PROGRAM = "talkoot.train.peer:train_peer"
@@ -32,6 +35,10 @@ A = TypeVar("A")
 
 class PeersLost(Exception):
     """Somebody is gone; what was under way must be done again."""
+
+
+class Stalled(PeersLost):
+    """Nobody is gone, but nothing moves any more; what was under way must be done again under a new generation."""
 
 
 class Crew:
@@ -51,6 +58,10 @@ class Crew:
         self.roster = Roster(self.recipe.swarm)
         self.keepers = Keepers(self.recipe.recovery)
         self.states = States(self.state["states"])
+        self.watchdog = Watchdog(self.recipe.recovery.watchdog_s)
+        self.strangers = False  # whether peers may have missed who the others are
+        self.furthest = self.step  # the most steps that there have been, whatever was rolled back since
+        self._docket, self._started = Docket(self.recipe.faults), world.now()
         self.lost_at: float | None = None  # when the first of those not recovered from yet was lost
 
     @property
@@ -67,6 +78,9 @@ class Crew:
         """Write a receipt of the lead's own into the log, after what has happened to slots meanwhile."""
         self.flush_states()
         self.journal.record(op, facts, self.generation, self.step if step is None else step, parents)
+        self.furthest = max(self.furthest, self.step)
+        if op == "train.commit":
+            self.watchdog.committed()
 
     def flush_states(self) -> None:
         """Write down what has happened to slots and to the run since the last time."""
@@ -99,36 +113,79 @@ class Crew:
         """
         answers: dict[PeerId, A] = {}
         wanted = set(peers)
+        # A stage's whole state may be on its way for long: that alone is no sign of a lost message.
+        slow_s = self.recipe.train.patience_s / 4 if topic == "ready" else 0.0
+        self.watchdog.wait(topic.partition("/")[0], (self.generation, step), self.world.now(), slow_s)
         while wanted:
-            message = await self.next(topic, wanted)
+            message = await self.next(topic, wanted, watch=True)
             current = (message.topic, message.generation, message.step) == (topic, self.generation, step)
             if current and message.sender in wanted:
                 try:
                     answers[message.sender] = message.read(kind)
                 except ValueError as problem:
                     self.expel(message.sender, f"its '{topic}' makes no sense: {problem}")
+                self.watchdog.moved(self.world.now())
+                self.states.note(self.roster.name_of(message.sender), "alive")
                 wanted.discard(message.sender)
                 if any_number:
                     break
         return {peer: answers[peer] for peer in sorted(answers)}
 
-    async def next(self, topic: str, waiting_for: Iterable[str]) -> Message:
+    async def next(self, topic: str, owing: Collection[str], *, watch: bool = False) -> Message:
         """The next message on ``topic``, or one about who is there, which has been dealt with.
+
+        With ``watch``, those who owe it have to move; see :mod:`talkoot.train.watchdog`.
 
         Raises:
             PeersLost, TalkootError: as :meth:`gather`.
         """
+        patience_s = self.recipe.train.patience_s
+        deadline = self.world.now() + patience_s
+        while True:
+            until = min(deadline, self.watchdog.due) if watch else deadline
+            try:
+                message = await self.world.receive(*NOTICES, "pulse", topic, timeout=max(0.0, until - self.world.now()))
+            except TimeoutError:
+                if until < deadline:
+                    await self._look(owing)
+                    continue
+                raise _standstill(self.step, topic, self.roster.describe(owing), patience_s) from None
+            if message.topic != "pulse":
+                self._notice(message)
+                return message
+            if watch and message.sender in owing and self._feel(message):
+                deadline = self.world.now() + patience_s
+            if watch and self.watchdog.asked:
+                await self._look(owing)
+
+    def _feel(self, message: Message) -> bool:
+        """Take a pulse; whether it tells of progress."""
+        self.states.note(self.roster.name_of(message.sender), "alive")
         try:
-            message = await self.world.receive(*NOTICES, topic, timeout=self.recipe.train.patience_s)
-        except TimeoutError:
-            names = self.roster.describe(waiting_for)
-            raise TalkootError(
-                "the swarm stands still",
-                where=f"step {self.step}, waiting for '{topic}' from {names}",
-                why=f"nothing arrived for {self.recipe.train.patience_s:.0f} s",
-                next="look at those machines; raise train.patience_s if steps really take longer",
-                code=Exit.UNREACHABLE,
-            ) from None
+            return self.watchdog.hear(message.sender, message.read(Pulse), self.world.now())
+        except ValueError as problem:
+            self.expel(message.sender, f"its pulse makes no sense: {problem}")
+
+    async def _look(self, owing: Collection[str]) -> None:
+        """Do what the watchdog says about those who owe something."""
+        verdict = self.watchdog.look(self.world.now(), [peer for peer in owing if peer in self.roster.members])
+        for peer in verdict.probe:
+            self.states.note(self.roster.name_of(PeerId(peer)), "suspect")
+            await self.tell(PeerId(peer), "probe", None, self.step)
+        for peer in verdict.lost:
+            self._put_down(self.roster.name_of(PeerId(peer)))
+            self._strike_off(PeerId(peer), verdict.why)
+        if verdict.lost:
+            raise PeersLost(self.roster.lost)
+        if verdict.again:
+            self.record("run.warning", Warned(text=f"step {self.step} is done again: {verdict.why}"))
+            self.watchdog.rest()
+            self.generation += 1
+            self.strangers = True  # the introduction may be what was lost
+            raise Stalled(verdict.why)
+
+    def _notice(self, message: Message) -> None:
+        """Deal with news about who is there."""
         if message.topic == LOST:
             if self._lose(message):
                 raise PeersLost(self.roster.lost)
@@ -140,7 +197,6 @@ class Crew:
             self._cut(message)
         elif message.topic == "keeping":
             self._note_keeper(message)
-        return message
 
     def _fail(self, message: Message) -> None:
         """A peer's own fatal error ends the run; one that was struck off has no say any more."""
@@ -160,7 +216,9 @@ class Crew:
         except ValueError as problem:
             self.expel(message.sender, f"its 'cut' makes no sense: {problem}")
         if cut.peer in self.roster.members:
-            self.expel(PeerId(cut.peer), f"{self.roster.name_of(message.sender)} lost it: {cut.reason}")
+            resigned = cut.peer == message.sender
+            by = "" if resigned else f"{self.roster.name_of(message.sender)} lost it: "
+            self.expel(PeerId(cut.peer), f"{by}{cut.reason}")
 
     def _note_keeper(self, message: Message) -> None:
         try:
@@ -197,8 +255,12 @@ class Crew:
 
     def _strike_off(self, peer: PeerId, reason: str) -> None:
         roster = self.roster
+        self.watchdog.rest()
         member = roster.members.pop(peer)
         self.keepers.forget(peer)
+        self._docket.strike_off(
+            member.name, self.step, self.furthest, seated=member.stage is not None, held=member.held
+        )
         self.states.note(member.name, "lost")
         self.states.note(RUN, "loss")
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
@@ -223,7 +285,25 @@ class Crew:
         with suppress(KeyError, ProcessLookupError):  # it is gone, as it should be
             self.world.disturb(name, "kill")
 
-    def _launch(self, name: str, *, faults: bool = False) -> None:
+    def expect_faults(self) -> None:
+        """Let planned faults strike from here on: one's own, and at their times the signals that others get."""
+        self._started = self.world.now()
+        self.world.expect(self._docket.of(LEAD, self.step))
+        for number, (name, fault) in enumerate(self._docket.signals()):
+            self.world.spawn(self._signal(name, fault), f"fault {number}")
+
+    async def _signal(self, name: str, fault: Fault) -> None:
+        """Strike whoever bears the name when it is time."""
+        await self.world.sleep(fault.at_s or 0.0)
+        victim = self.roster.awaited.get(name)
+        with suppress(KeyError, ProcessLookupError):  # nobody does
+            self.world.disturb(name, fault.kind)
+            if fault.kind == "stop" and fault.seconds:
+                await self.world.sleep(fault.seconds)
+                if self.roster.awaited.get(name) == victim:
+                    self.world.disturb(name, "continue")
+
+    def _launch(self, name: str) -> None:
         self.roster.count_launch(name, self.step)
         self.states.note(name, "launch")
         self._put_down(name)
@@ -232,7 +312,7 @@ class Crew:
             program=PROGRAM,
             argument=encode(self.job),
             speed=self.roster.stated_speed(name),
-            faults=tuple(fault for fault in self.recipe.faults if faults and fault.peer == name),
+            faults=self._docket.of(name, self.furthest, self.world.now() - self._started),
             threads=self.recipe.swarm.threads,
         )
         self.roster.launched[name] = ticket = self.world.launch(launch)
@@ -245,3 +325,13 @@ class Crew:
             if self.recipe.swarm.respawn and name not in self.roster.launched:
                 self._launch(name)
         return names
+
+
+def _standstill(step: int, topic: str, names: str, patience_s: float) -> TalkootError:
+    return TalkootError(
+        "the swarm stands still",
+        where=f"step {step}, waiting for '{topic}' from {names}",
+        why=f"nothing arrived for {patience_s:.0f} s",
+        next="look at those machines; raise train.patience_s if steps really take longer",
+        code=Exit.UNREACHABLE,
+    )

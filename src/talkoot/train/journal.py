@@ -47,6 +47,7 @@ class Journal:
 
     def append(self, signed: Signed) -> Digest:
         """Append a receipt after checking its signature; returns its id. ValueError when it is not acceptable."""
+        self._log.full = self._world.blobs.full  # they lie on one disk
         entry, self.state = self._log.append(signed, self.state)
         self._observer(entry, self.state)
         return entry.id

@@ -34,8 +34,8 @@ from talkoot.train.records import (
     Warned,
 )
 from talkoot.train.recovery import Source, Unrecoverable, climb
-from talkoot.train.seating import arrange_keepers, loss_of, seat
-from talkoot.train.states import RUN
+from talkoot.train.seating import arrange_keepers, introduce, loss_of, seat
+from talkoot.train.states import RUN, States
 from talkoot.world.api import HELLO, Host
 
 
@@ -93,10 +93,10 @@ class Lead(Crew):
 
     def assemble(self) -> None:
         """Start or continue the run: launch all peers and go back to the newest snapshot."""
-        resumed = self.state.position > 0
         self._open()
+        self.expect_faults()
         for name in self.roster.home:
-            self._launch(name, faults=not resumed)
+            self._launch(name)
         self._roll_back("resumed from the newest whole snapshot")
 
     def _open(self) -> None:
@@ -104,6 +104,7 @@ class Lead(Crew):
             stages, steps = tuple(self.stages), self.recipe.train.steps
             resume = Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages, steps=steps)
             self.record("run.resume", resume)
+            self.states = States(self.state["states"])  # nobody is there yet
         else:
             self.record("run.start", start_of(self.job, self.world.kind, self.stages, self.tokenizer_digest))
 
@@ -112,7 +113,7 @@ class Lead(Crew):
         self.manifest = None
         if self.folder is not None:
             self.manifest, warnings = snapshots.newest(
-                self.folder, self.world.blobs, self.step if step is None else step, self.world.run
+                self.folder, self.world.blobs, self.step if step is None else step, self.world.run, self.job.config
             )
             for warning in warnings:
                 self.record("run.warning", Warned(text=warning))
@@ -141,13 +142,15 @@ class Lead(Crew):
         while self.world.pending(*NOTICES):
             await self.next(HELLO, ())
         for name in self.roster.due(self.step):
-            self._launch(name, faults=True)
+            self._launch(name)
         if self.roster.lost:
             self.states.note(RUN, "drained")
             self._recover()
             self.states.note(RUN, "plan")
         while self._await_names():
             await self.next(HELLO, self._await_names())
+        if self.strangers:
+            await introduce(self)
         await self._fill_seats()
         newcomers = self.roster.newcomers()
         if newcomers:

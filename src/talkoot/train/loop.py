@@ -17,7 +17,7 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan import StepPlan, planners, validate
-from talkoot.train.crew import PeersLost
+from talkoot.train.crew import PeersLost, Stalled
 from talkoot.train.lead import Lead
 from talkoot.train.mend import Situation, mend, outstanding, repairs, share_of
 from talkoot.train.messages import Commit, Prepared
@@ -76,6 +76,7 @@ async def run_steps(lead: Lead) -> None:
             if done:
                 return
             await refresh_routes(lead)
+            await lead.world.reached(step, "begin")
             started = lead.world.now()
             plan = begin(lead)
             situation, prepared = await compute(lead, plan, step)
@@ -116,8 +117,8 @@ async def compute(
     while waiting := outstanding(lead, situation, answers):
         try:
             answers |= await lead.gather("prepared", waiting, Prepared, step, any_number=True)
-        except PeersLost:
-            if repair is None:
+        except PeersLost as problem:
+            if repair is None or isinstance(problem, Stalled):
                 raise
             situation = await mend(lead, situation, repair, step)
     return situation, {peer: answers[peer] for peer in sorted(answers) if peer in lead.roster.members}
@@ -126,6 +127,7 @@ async def compute(
 async def commit(lead: Lead, situation: Situation, prepared: Mapping[PeerId, Prepared], step: int) -> None:
     """Check what the peers prepared, write it down, and only then let everybody apply it."""
     recipe, plan = lead.recipe.train, situation.plan
+    await lead.world.reached(step, "commit")
     losses = collect_losses(lead, plan, prepared, step)
     squares = stage_squares(lead, prepared, step)
     norm = gradient_norm(lead, squares, step)

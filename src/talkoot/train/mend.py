@@ -8,7 +8,6 @@ of a step without a crash.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from types import MappingProxyType
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from talkoot.core.ids import PeerId
 from talkoot.plan.repair import Mending, Progress, Repair, Wound, repairs
 from talkoot.plan.steps import Path, StepPlan, validate
-from talkoot.train.crew import PeersLost
+from talkoot.train.crew import PeersLost, Stalled
 from talkoot.train.lead import Lead
 from talkoot.train.messages import Amend, Begin, Census, Item, Mix, Prepared, Standing, Stream
 from talkoot.train.records import Mended
@@ -123,8 +122,12 @@ async def mend(lead: Lead, situation: Situation, repair: Repair, step: int) -> S
         lost = lost_on_paths(lead, plan)
         if not all(lead.roster.holders(stage) for stage in range(lead.num_stages)):
             raise PeersLost(lead.roster.lost)
-        with suppress(PeersLost):  # then once more, without them
+        try:
             progress = await _take_stock(lead, lost, situation.stocktakings, step)
+        except Stalled:
+            raise
+        except PeersLost:
+            continue  # once more, without them
     view = lead.view(len(plan.paths))
     mending = repair(Wound(plan=plan, lost=lost, view=view, progress=progress))
     if mending is None:

@@ -63,6 +63,7 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stage, num_stages, first, last: which layers ``[first, last)`` of the model's list.
         step: the committed steps that the state must have.
+        reached: the most that there have been in this run; more after a rollback.
         source: ``stored``: from ``blobs``, or fresh when there are none; ``copy``: a donor sends it; ``journal``: a
             donor sends an older state and the gradients since; ``replay``: it is that of ``blobs``, and the donors
             send what they sent to the stage since; ``blend``: it is made of the donors' states.
@@ -77,6 +78,7 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     step: int
+    reached: int = 0
     source: Literal["stored", "copy", "journal", "replay", "blend"] = "stored"
     donors: tuple[Donor, ...] = ()
     blobs: tuple[str, ...] = ()
@@ -316,8 +318,10 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         blob, size: the blob's name and bytes.
         tensors: digest of every tensor in it, by name.
+        problem: why it could not be written; empty = it was.
     """
 
     blob: str
     size: int
     tensors: dict[str, str]
+    problem: str = ""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
@@ -41,7 +44,7 @@ from talkoot.train.worker import Worker
 from talkoot.world.api import HELLO, LOST, Lost, Message, World
 from talkoot.world.base import MAX_FRAMES
 
-FROM_LEAD = ("introduce", "assign", "give", "keep", "negotiate", "begin", "commit", "save", "stop")
+FROM_LEAD = ("introduce", "assign", "give", "keep", "negotiate", "begin", "commit", "save", "probe", "stop")
 FROM_OWNERS = ("base", "gradient")  # of stages that are kept here for others
 LASTING = (LOST, "stop", *FROM_OWNERS)  # topics on which an older generation has its say
 QUIET_PERIODS = 40  # of a negotiation without change, and this peer is content
@@ -66,11 +69,10 @@ class Peer(Worker):
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
         world = self.world
-        hello = Hello(world.name, world.address, OLDEST_PROTOCOL, PROTOCOL)
-        await world.send(self.lead, HELLO, hello)
         topics = (*FROM_LEAD, *FROM_OWNERS, LOST)
+        first = await self._say_hello(topics)
         while True:
-            message = await world.receive(*topics)
+            message, first = first or await world.receive(*topics), None
             if message.topic == LOST:
                 if message.sender == self.lead:
                     return await self._cancel()
@@ -85,7 +87,14 @@ class Peer(Worker):
             if message.sender != self.lead or message.generation < self.generation:
                 continue
             await self._enter(message.generation)
+            if message.topic in ("give", "begin", "commit", "save") and message.step != self.step:
+                # A message was lost. Whatever came of this state now would be wrong, so somebody else must take over.
+                reason = f"it holds the state of step {self.step} and was to do '{message.topic}' of {message.step}"
+                await self.tell("cut", Cut(world.me, reason), message.step)
+                continue
             match message.topic:
+                case "probe":
+                    await self.tell("pulse", self.pulse(), message.step)
                 case "introduce":
                     for contact in message.read(Introduce).contacts:
                         world.meet(PeerId(contact.peer), contact.address)
@@ -109,6 +118,14 @@ class Peer(Worker):
                 case "stop":
                     return await self._cancel()
 
+    async def _say_hello(self, topics: Sequence[str]) -> Message:
+        """Introduce oneself until there is an answer; returns it."""
+        hello = Hello(self.world.name, self.world.address, OLDEST_PROTOCOL, PROTOCOL)
+        while True:
+            await self.world.send(self.lead, HELLO, hello)
+            with suppress(TimeoutError):
+                return await self.world.receive(*topics, timeout=self.job.recipe.recovery.watchdog_s)
+
     async def _enter(self, generation: int) -> None:
         if generation > self.generation:
             # Before anything else: work of the old generation must not speak in the name of the new one, and an
@@ -125,10 +142,12 @@ class Peer(Worker):
 
     async def _assign(self, assign: Assign) -> None:
         self.index = assign.stage
-        self.stage = None  # two stages at once might not fit
+        await self.world.reached(assign.reached, "assign", late=True)
+        self.stage = self.step = None  # two stages at once might not fit
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         self.sent = SentLog()
         await rebuild(self, assign, stage)
+        self.step = assign.step
         await self.tell("ready", Ready(assign.stage, stage.finite()), assign.step)
 
     # -- for others ------------------------------------------------------------------------------------------
@@ -187,9 +206,14 @@ class Peer(Worker):
             return  # of a stage that is not kept here, or nonsense: as good as silence
 
     async def _save(self, step: int) -> None:
+        await self.world.reached(step, "save")
         state, tensors = self.held().save()
-        name = self.world.blobs.put(state)
-        await self.tell("saved", Saved(blob=name, size=len(state), tensors=tensors), step)
+        name = problem = ""
+        try:
+            name = self.world.blobs.put(state)
+        except TalkootError as error:  # a full disk: whether that ends anything is the lead's decision
+            problem = f"{self.world.name}: {error.what}: {error.why}"
+        await self.tell("saved", Saved(blob=name, size=len(state), tensors=tensors, problem=problem), step)
 
     async def _negotiate(self, ask: Negotiate) -> None:
         period_s, generation = ask.period_s, self.generation
@@ -226,3 +250,5 @@ class Peer(Worker):
                 which = Streamed(step, owner, self.generation, attempt)
                 update = Update(commit.rates[index], commit.scale)
                 await self.world.compute(partial(keeping.commit, which, update), keeping.flops)
+        self.step, self.work_done = step + 1, self.work_done + 1
+        await self.world.reached(step, "idle")

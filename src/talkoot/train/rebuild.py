@@ -55,6 +55,7 @@ async def _from_keeper(worker: Worker, assign: Assign, stage: StageCompute) -> N
 async def _apply(worker: Worker, stage: StageCompute, update: Update) -> None:
     apply = partial(stage.apply, update.learning_rate, update.scale)
     await worker.world.compute(apply, UPDATE_FLOPS * stage.num_values)
+    worker.work_done += 1
 
 
 async def _again(worker: Worker, assign: Assign, stage: StageCompute) -> None:
@@ -101,7 +102,7 @@ class _Again:
         """What a neighbour had sent for this work, or sends again now."""
         topic, companions = f"again/{self._worker.generation}", {peer for _, peer in self._assign.companions}
         while (phase, microbatch) not in self._arrived[step]:
-            message = await self._worker.world.receive(topic)
+            message = await self._worker.listen(topic)
             if message.sender in companions:
                 for key in message.read(Sent).keys:
                     self._arrived[message.step].setdefault(key, message.frames)
@@ -121,7 +122,9 @@ class _Again:
         return sent
 
     async def _work(self, work: partial[Sequence[Frame]], flops: float) -> Sequence[Frame]:
-        return await self._worker.world.compute(work, flops)
+        output = await self._worker.world.compute(work, flops)
+        self._worker.work_done += 1
+        return output
 
 
 async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Arrived:
@@ -129,7 +132,7 @@ async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Ar
     arrived: Arrived = defaultdict(dict)
     missing = {(donor, step) for donor in donors for step in range(first, end)}
     while missing:
-        message = await worker.world.receive(f"sent/{worker.generation}")
+        message = await worker.listen(f"sent/{worker.generation}")
         if (message.sender, message.step) not in missing:
             continue
         sent = message.read(Sent)
@@ -146,7 +149,7 @@ async def _blended(worker: Worker, assign: Assign, stage: StageCompute) -> None:
     waiting = list(assign.donors)
     arrived: dict[Donor, bytes] = {}
     while waiting:
-        message = await worker.world.receive(f"state/{worker.generation}")
+        message = await worker.listen(f"state/{worker.generation}")
         donor = next((donor for donor in waiting if donor.peer == message.sender), None)
         if donor is not None:  # one that sends twice does it in the order in which it was asked
             waiting.remove(donor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,43 @@ class Recipe(Section, frozen=True, kw_only=True):
         _check_swarm(self)
         if any(not 0 < speed <= 1 for speed in swarm.speeds):
             raise _bad("swarm.speeds", f"{list(swarm.speeds)}: each speed is in (0, 1], 1 = unhindered")
-        known = {*swarm.peers, *(joiner.name for joiner in swarm.joiners)}
-        for fault in self.faults:
-            if fault.peer not in known:
-                raise _bad("faults.peer", f"there is no peer {fault.peer!r}; {nearest(fault.peer, known)}")
-            if fault.phase not in PHASES:
-                raise _bad("faults.phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
-            if not 0 <= fault.seconds < math.inf:
-                raise _bad("faults.seconds", f"it is {fault.seconds}, it must be at least 0")
+        check_faults(self.faults, swarm)
         kind, _, index = self.model.device.partition(":")
         if kind not in DEVICES or (index and not index.isdigit()):
             raise _bad("model.device", f"there is no device {self.model.device!r}; {nearest(kind, DEVICES)}")
+
+
+def check_faults(faults: Sequence[Fault], swarm: Swarm, where: str = "faults", what: str = UNUSABLE) -> None:
+    """Refuse faults that could never strike, naming the entry.
+
+    Args:
+        where, what: how the errors name the list, and their first sentence.
+    """
+    known = {*swarm.peers, *(joiner.name for joiner in swarm.joiners)}
+    for index, fault in enumerate(faults):
+        for key, why in _wrong_with(fault, known):
+            raise _bad(f"{where}[{index}].{key}", why, what=what)
+
+
+def _wrong_with(fault: Fault, known: set[str]) -> Iterator[tuple[str, str]]:
+    """(Key, what is wrong with it) of each mistake in a fault."""
+    if fault.peers and (fault.peer or fault.kind != "partition"):
+        yield "peers", "a group is for a partition, and stands instead of peer"
+    allowed = known | {LEAD} if fault.kind == "disk_full" else known
+    for name in fault.victims:
+        if name == LEAD and name not in allowed:
+            yield "peer", f"the {LEAD} can have a full disk, and no {fault.kind}"
+        elif name not in allowed:
+            yield "peers" if fault.peers else "peer", f"there is no peer {name!r}; {nearest(name, allowed)}"
+    if (fault.at_s is None) == (not fault.phase and fault.step is None):
+        yield "at_s", "a fault strikes either at a step and a phase, or at_s seconds after the run's start"
+    elif fault.at_s is None and (fault.step is None or fault.step < 0):
+        yield "step", f"it is {fault.step}, it must be at least 0"
+    elif fault.at_s is None and fault.phase not in (phases := LEADS_PHASES if fault.peer == LEAD else PHASES):
+        yield "phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, phases)}"
+    for key, value in (("seconds", fault.seconds), ("at_s", fault.at_s or 0.0)):
+        if not 0 <= value < math.inf:
+            yield key, f"it is {value}, it must be at least 0"
 
 
 def _check_swarm(recipe: Recipe) -> None:
@@ -84,7 +110,7 @@ def _check_swarm(recipe: Recipe) -> None:
     if not isinstance(swarm.slots, int) and len(swarm.slots) != count:
         raise _bad("swarm.slots", f"{len(swarm.slots)} figures for {count} peers")
     names = [*swarm.names, *(joiner.name for joiner in swarm.joiners)]
-    if any(not name or name != "".join(name.split()) or "->" in name or name == "lead" for name in names):
+    if any(not name or name != "".join(name.split()) or "->" in name or name == LEAD for name in names):
         raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" is taken')
     everybody = [*swarm.peers, *(joiner.name for joiner in swarm.joiners)]
     if len(set(everybody)) != len(everybody):
@@ -153,7 +179,10 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
 
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-PHASES = ("begin", "forward", "loss", "backward", "mix", "prepare", "commit")
+LEAD = "lead"
+# In the order in which a peer that takes over a seat in the middle of a run gets to them.
+PHASES = ("assign", "save", "begin", "forward", "loss", "backward", "mix", "prepare", "commit", "idle")
+LEADS_PHASES = ("begin", "commit", "save")
 
 
 def load_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Recipe:
@@ -189,11 +218,12 @@ def _override(tree: dict[str, Any], text: str) -> None:
     tree[leaf] = parsed
 
 
-def _bad(where: str, why: str, next: str = CORRECT) -> TalkootError:
-    return TalkootError(UNUSABLE, where=where, why=why, next=next)
+def _bad(where: str, why: str, next: str = CORRECT, what: str = UNUSABLE) -> TalkootError:
+    return TalkootError(what, where=where, why=why, next=next)
 
 
 __all__ = [
+    "LEAD",
     "PHASES",
     "UNUSABLE",
     "Data",
@@ -201,9 +231,11 @@ __all__ = [
     "Model",
     "Recipe",
     "Recovery",
+    "Section",
     "Swarm",
     "Train",
     "build_recipe",
+    "check_faults",
     "load_recipe",
     "peer_names",
 ]

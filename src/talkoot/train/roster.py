@@ -16,7 +16,7 @@ MAX_RESPAWNS = 20  # of one name without any work between: a machine that cannot
 
 class Member(msgspec.Struct):
     """A peer that said hello: its launch's ticket, the step of its launch, the stage it holds, if any, and since
-    when."""
+    when; ``held``: whether it ever held one."""
 
     name: str
     address: str
@@ -24,6 +24,7 @@ class Member(msgspec.Struct):
     stage: int | None = None
     since: int = 0
     seated: int = 0
+    held: bool = False
 
 
 class Roster:

@@ -92,7 +92,8 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         lead.states.note(member.name, "accept")
         source = sources.get(stage)
         again = source is not None and source.how == "replay"  # then it remembers what it sent as of the snapshot
-        member.stage, member.seated = stage, (lead.saved_at or 0) if again else lead.step
+        member.stage, member.held = stage, True
+        member.seated = (lead.saved_at or 0) if again else lead.step
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))
 
@@ -103,6 +104,7 @@ async def introduce(lead: Lead) -> None:
     for peer in lead.roster.members:
         others = tuple(contact for contact in contacts if contact.peer != peer)
         await lead.tell(peer, "introduce", Introduce(others), lead.step)
+    lead.strangers = False
 
 
 def _plan(
@@ -141,6 +143,7 @@ def _plan(
         first=first,
         last=last,
         step=lead.step,
+        reached=lead.furthest,
         source=how,
         donors=tuple(donors),
         blobs=blobs if how in ("stored", "replay") else (),

@@ -20,8 +20,10 @@ from talkoot.train.keeping import SentLog
 from talkoot.train.messages import Amend, Begin, Carry, Census, Gradient, Mix, Prepared, Standing
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
+from talkoot.train.watchdog import Pulse
 from talkoot.world.api import Frame, Message, World, frame_bytes
 
+PULSE_S = 0.2  # the shortest time between two signs of life
 FROM_LEAD = ("census", "amend")  # what it says within a step
 
 
@@ -58,6 +60,11 @@ class Worker:
         self.sent_bytes = 0
         self.busy_s = 0.0
         self.sent = SentLog()
+        self.step: int | None = None  # the committed steps in the state that it holds
+        self.work_done = 0  # pieces of work, ever
+        self.waiting = False  # for somebody's message
+        self.pulse_s = max(PULSE_S, job.recipe.recovery.watchdog_s / 10)
+        self.pulsed_at = world.now()
 
     def held(self) -> StageCompute:
         if self.stage is None:
@@ -109,10 +116,32 @@ class Worker:
                 output = await self._work(partial(stage.loss, m, frames), stage.loss_flops)
             case "backward":
                 output = await self._work(partial(stage.backward, m, frames), 2 * stage.forward_flops)
+        await self._advance(step)
         parcel = self.desk.finish(work, output)
         if parcel is not None:
             await self._deliver(parcel, step)
         await self.world.reached(step, work.phase)
+
+    async def _advance(self, step: int) -> None:
+        """One more piece of work is done; now and then the lead hears of it."""
+        self.work_done += 1
+        now = self.world.now()
+        if now - self.pulsed_at >= self.pulse_s:
+            self.pulsed_at = now
+            await self.tell("pulse", self.pulse(), step)
+
+    def pulse(self) -> Pulse:
+        """A sign of life."""
+        idle = self.running is None or self.running.done()
+        return Pulse(self.work_done, idle or self.waiting, sum(self.world.refused.values()))
+
+    async def listen(self, *topics: str) -> Message:
+        """The next message on any of ``topics``; meanwhile this peer counts as waiting."""
+        self.waiting = True
+        try:
+            return await self.world.receive(*topics)
+        finally:
+            self.waiting = False
 
     async def _work(self, work, flops: float):
         """Compute, and keep account of the time it took: virtual in a simulation, processor time for real."""
@@ -135,7 +164,7 @@ class Worker:
         Raises:
             _Amended: the mixing has to start again.
         """
-        message = await self.world.receive(*topics, self.hops, *FROM_LEAD)
+        message = await self.listen(*topics, self.hops, *FROM_LEAD)
         current = message.sender == self.lead and (message.generation, message.step) == (self.generation, step)
         if message.topic == self.hops:
             with suppress(ValueError):  # nonsense is as good as silence
@@ -161,7 +190,7 @@ class Worker:
 
     async def take_from(self, sender: str, topic: str) -> Message:
         """The next message on ``topic`` from that very peer; anybody else's is dropped."""
-        while (message := await self.world.receive(topic)).sender != sender:
+        while (message := await self.listen(topic)).sender != sender:
             pass
         return message
 
@@ -182,6 +211,7 @@ class Worker:
                     if message is not None and message.sender in group:
                         received[message.sender] = _partials(message)
                 stage.merge(turn, me, group, received)
+                await self._advance(step)
         if mix.tie_from is not None:
             topic = f"tie/{self.generation}/{step}/{mix.attempt}"
             for peer in mix.tie_to:

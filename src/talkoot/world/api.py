@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -138,6 +138,11 @@ class World(Protocol):
         """This peer's identity."""
         ...
 
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """How many incoming messages were dropped because something about them was wrong, by reason."""
+        ...
+
     def now(self) -> float:
         """Seconds: virtual time from 0, or Unix time."""
         ...
@@ -199,8 +204,12 @@ class World(Protocol):
         """A generator seeded by (run, peer name, purpose)."""
         ...
 
-    async def reached(self, step: int, phase: str) -> None:
-        """Mark a named point of the work; planned faults strike here."""
+    def expect(self, faults: Iterable[Fault]) -> None:
+        """Let these faults strike this peer from here on, times counted from now; a launched one's are known."""
+        ...
+
+    async def reached(self, step: int, phase: str, *, late: bool = False) -> None:
+        """Mark a named point of the work; planned faults strike here, with ``late`` those of earlier steps, too."""
         ...
 
 

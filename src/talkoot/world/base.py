@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import random
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from talkoot.core.ids import PeerId, RunId
 from talkoot.core.keys import Key
 from talkoot.world.api import FAILED, HELLO, LOST, Failure, Frame, Lost, Message, Program, World, frame_bytes
 from talkoot.world.blobs import Blobs
+from talkoot.world.faults import SIGNALLED, Fault, FaultPlan
 from talkoot.world.mailbox import Mailbox
 
 MAX_STRANGERS = 256  # messages from peers one has not met yet, kept until the introduction arrives
@@ -31,8 +32,20 @@ MAX_BODY_BYTES = 15 * 2**20
 class PeerWorld:
     """The world-independent half of a :class:`~talkoot.world.api.World`."""
 
-    def __init__(self, *, run: RunId, name: str, key: Key, seed: int, blobs: Blobs, lead: PeerId | None) -> None:
+    def __init__(
+        self,
+        *,
+        run: RunId,
+        name: str,
+        key: Key,
+        seed: int,
+        blobs: Blobs,
+        lead: PeerId | None,
+    ) -> None:
         self.run, self.name, self.key, self.seed, self.blobs, self.lead = run, name, key, seed, blobs, lead
+        self.faults = FaultPlan(())
+        self._pauses: list[float] = []  # delays whose time has come
+        self._damage_next = False  # the next message with frames
         self.address = ""
         self.mailbox = Mailbox()
         self._met: dict[PeerId, str] = {key.peer: ""}
@@ -70,6 +83,61 @@ class PeerWorld:
 
     def discard(self, stale: Callable[[Message], bool]) -> None:
         self.mailbox.discard(stale)
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def expect(self, faults: Iterable[Fault]) -> None:
+        self.faults = FaultPlan(faults)
+        for fault in self.faults.timed():
+            asyncio.get_running_loop().call_later(fault.at_s or 0.0, self._strike, fault)
+
+    async def reached(self, step: int, phase: str, *, late: bool = False) -> None:
+        fault = self.faults.at(step, phase, late=late)
+        if fault is not None:
+            self._strike(fault)
+        while self._pauses:
+            await self.sleep(self._pauses.pop())
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def _strike(self, fault: Fault) -> None:
+        later = asyncio.get_running_loop().call_later
+        if fault.kind in SIGNALLED:
+            self._signal(fault)
+        elif fault.kind == "delay":
+            self._pauses.append(fault.seconds)
+        elif fault.kind == "corrupt":
+            self._damage_next = True
+        elif fault.kind == "partition":
+            self._cut_off(frozenset(fault.peers))
+            if fault.seconds:
+                later(fault.seconds, self._rejoin)
+        else:
+            self.fill_disk(fault.seconds)
+
+    def fill_disk(self, seconds: float = 0.0) -> None:
+        """Let this peer's store take nothing more, for some time or (0) for good."""
+        self.blobs.full = True
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, setattr, self.blobs, "full", False)
+
+    def _takes_damage(self, frames: Sequence[Frame]) -> bool:
+        """Whether a message with these frames is the one to be damaged on its way."""
+        damaged, self._damage_next = self._damage_next and bool(frames), self._damage_next and not frames
+        return damaged
+
+    def _signal(self, fault: Fault) -> None:
+        """Kill or freeze this peer."""
+        raise NotImplementedError
+
+    def _cut_off(self, companions: frozenset[str]) -> None:
+        """Let nothing pass between this peer and others than those named."""
+        raise NotImplementedError
+
+    def _rejoin(self) -> None:
+        """End that; what was sent over links that did not break arrives late, as in TCP."""
+        raise NotImplementedError
 
     def notice_loss(self, peer: PeerId, reason: str) -> None:
         """Tell the program that a peer is gone."""

@@ -15,11 +15,21 @@ WRITING = ".writing-"  # names of files that are not whole yet
 
 
 class Blobs:
-    """Blobs in a folder, or in memory when ``folder`` is None."""
+    """Blobs in a folder, or in memory when ``folder`` is None.
+
+    Attributes:
+        full: the disk takes nothing more, or is made to look so by a fault.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+        self.folder, self.full = folder, False
         self._memory: dict[str, bytes] = {}
+
+    def shared(self) -> Blobs:
+        """The same store as another peer sees it, whose disk may be full when others' are not."""
+        other = Blobs(self.folder)
+        other._memory = self._memory
+        return other
 
     def put(self, data: bytes | memoryview) -> Digest:
         """Store ``data`` durably and return its name; storing it twice costs one copy.
@@ -29,11 +39,20 @@ class Blobs:
         """
         name = digest(data, "blob")
         if self.folder is None:
+            self._check_space(name, data)
             self._memory[name] = bytes(data)
-            return name
-        if not self._holds_whole(name):
-            write_atomically(self._path(name), data)
+        elif not self._holds_whole(name):
+            self.write(self._path(name), data)
         return name
+
+    def write(self, target: Path, data: bytes | memoryview) -> None:
+        """Write a file on the same disk; see :func:`write_atomically`."""
+        self._check_space(str(target), data)
+        write_atomically(target, data)
+
+    def _check_space(self, where: str, data: bytes | memoryview) -> None:
+        if self.full:
+            raise _unwritable(where, data, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def _holds_whole(self, name: str) -> bool:
         try:
@@ -121,15 +140,19 @@ def write_atomically(target: Path, data: bytes | memoryview) -> None:
         finally:
             os.close(directory)
     except OSError as problem:
-        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise TalkootError(
-            "the disk is full" if full else "a file cannot be written",
-            where=str(target),
-            why=f"{memoryview(data).nbytes} bytes could not be written: {problem.strerror}",
-            next="free some space and run the same command again: it resumes"
-            if full
-            else "name a folder that this user may write to",
-        ) from problem
+        raise _unwritable(str(target), data, problem) from problem
     finally:
         if temporary is not None:  # whatever went wrong, an interruption included
             Path(temporary).unlink(missing_ok=True)
+
+
+def _unwritable(where: str, data: bytes | memoryview, problem: OSError) -> TalkootError:
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    return TalkootError(
+        "the disk is full" if full else "a file cannot be written",
+        where=where,
+        why=f"{memoryview(data).nbytes} bytes could not be written: {problem.strerror}",
+        next="free some space and run the same command again: it resumes"
+        if full
+        else "name a folder that this user may write to",
+    )

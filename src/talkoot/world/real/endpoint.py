@@ -152,7 +152,7 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_SECONDS
         await asyncio.sleep(0.01)  # what ZeroMQ's thread is reading right now
-        while loop.time() < deadline and cast(int, self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
+        while not self._inbox.closed and loop.time() < deadline and cast(int, self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -165,6 +165,11 @@ class Endpoint:
         watch = self._watches.pop(peer, None)
         if watch is not None and watch is not asyncio.current_task():
             watch.cancel()
+
+    def stop_listening(self) -> None:
+        """Close the inbox: whoever had a link to it finds it broken."""
+        self._pump.cancel()
+        self._inbox.close(linger=0)
 
     async def send(self, peer: PeerId, parts: Sequence[Frame]) -> bool:
         """Queue a message, never waiting; False when there is no link to the peer (it is unknown or gone)."""

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -20,18 +20,19 @@ from talkoot.core.keys import Key
 from talkoot.world.api import FAILED, HELLO, Blank, Frame, Message, frame_bytes
 from talkoot.world.base import PeerWorld, check_outgoing
 from talkoot.world.blobs import Blobs
-from talkoot.world.faults import Fault, FaultPlan
+from talkoot.world.faults import Fault
 from talkoot.world.links import Network
-from talkoot.world.real.endpoint import Endpoint
+from talkoot.world.real.endpoint import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, Endpoint
 from talkoot.world.real.ports import is_loopback
 from talkoot.world.real.shape import Shaper
-from talkoot.world.real.wire import SIGNED, Wire, read_address
+from talkoot.world.real.wire import SIGNED, Wire, damaged, read_address
 
 T = TypeVar("T")
 
 BYE, HEARD = "world/bye", "world/heard"  # "that was all" and its answer: between worlds, programs never see them
 GOODBYE_SECONDS = 3.0  # for the answer of those who ever spoke to us
 STRANGER_SECONDS = 0.5  # others may not have met us, and then they cannot answer
+CUT_SECONDS = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000  # until a link that carries nothing breaks
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class Partition:
+    """What is held up while a peer is cut off from all but its companions.
+
+    Args:
+        companions: names of peers that it still reaches.
+        timer: of the moment when the other links break.
+    """
+
+    def __init__(self, companions: frozenset[str], timer: asyncio.TimerHandle) -> None:
+        self.companions, self.timer = companions, timer
+        self.incoming: list[Sequence[memoryview]] = []
+        self.outgoing: list[tuple[PeerId, Sequence[Frame]]] = []
+
+
 class RealWorld(PeerWorld):
     """A :class:`~talkoot.world.api.World` on this machine; create it inside a running event loop."""
 
@@ -94,7 +109,7 @@ class RealWorld(PeerWorld):
             blobs=Blobs(folder),
             lead=lead,
         )
-        self._speed, self._faults = settings.speed, FaultPlan(settings.faults)
+        self._speed = settings.speed
         self._emulated_flops = settings.emulate_flops and settings.emulate_flops * settings.speed
         self._busy_until = 0.0  # the emulated processor
         network, chance = settings.network, self.random("links")
@@ -103,14 +118,18 @@ class RealWorld(PeerWorld):
         self._endpoint = Endpoint(
             self._arrived, self.notice_loss, host=settings.host, port=settings.port, encrypt=settings.encrypt
         )
-        known_as = self.name if self._shaper is not None else ""
+        grouped = any(fault.peers for fault in settings.faults)  # then others must know whom they still reach
+        known_as = self.name if self._shaper is not None or grouped else ""
         self.address = self._wire.address(self._endpoint.bound, self._endpoint.curve, known_as)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._acquainted: set[PeerId] = set()  # who has met us, as their messages show
         self._unheard: set[PeerId] = set()  # who has not said yet that our last message arrived
         self._launched: set[PeerId] = set()  # whose fatal errors count even before they said hello
+        self._names: dict[PeerId, str] = {}  # where addresses tell them
+        self._partition: Partition | None = None
         if lead:
             self.meet(lead, settings.lead_address)
+        self.expect(settings.faults)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -122,6 +141,9 @@ class RealWorld(PeerWorld):
         if claim is None:
             return
         sender, topic = claim
+        if self._partition is not None and self._severed(sender):
+            self._partition.incoming.append(parts)
+            return
         expected = topic == HELLO or (topic == FAILED and sender in self._launched)
         if sender not in self._met and not expected:
             self.hold(parts, sum(len(part) for part in parts))
@@ -166,6 +188,7 @@ class RealWorld(PeerWorld):
     def meet(self, peer: PeerId, address: str) -> None:
         if peer != self.me:
             verified = read_address(peer, address)
+            self._names[peer] = verified.name
             if self._met.get(peer, address) != address:  # it moved: started again under its old identity
                 self._endpoint.disconnect(peer)
                 if self._shaper is not None:
@@ -198,7 +221,13 @@ class RealWorld(PeerWorld):
         if self._shaper is not None and self._endpoint.linked(to):  # what goes nowhere occupies no link
             check_outgoing(topic, encoded, frames)
             encoded = self._shaper.stamp(to, encoded, len(encoded) + sum(map(frame_bytes, frames)))
-        await self._endpoint.send(to, self._wire.pack(to, topic, encoded, frames, generation, step))
+        parts = self._wire.pack(to, topic, encoded, frames, generation, step)
+        if self._takes_damage(frames):
+            parts = damaged(parts)
+        if self._partition is not None and self._severed(to) and self._endpoint.linked(to):
+            self._partition.outgoing.append((to, [bytes(cast("bytes", part)) for part in parts]))
+            return
+        await self._endpoint.send(to, parts)
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
         async with asyncio.timeout(timeout):
@@ -224,19 +253,45 @@ class RealWorld(PeerWorld):
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def reached(self, step: int, phase: str) -> None:
-        fault = self._faults.at(step, phase)
-        if fault is None:
-            return
-        if fault.kind == "delay":
-            await asyncio.sleep(fault.seconds)
-        elif fault.kind == "kill":
+    def _signal(self, fault: Fault) -> None:
+        if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        else:
-            if fault.seconds:  # somebody else must wake us: a frozen process cannot
-                wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
-                os.posix_spawnp("sh", ["sh", "-c", wake], os.environ)
-            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault.seconds:  # somebody else must wake us: a frozen process cannot
+            wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
+            os.posix_spawnp("sh", ["sh", "-c", wake], os.environ)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _cut_off(self, companions: frozenset[str]) -> None:
+        timer = asyncio.get_running_loop().call_later(CUT_SECONDS, self._hang_up)
+        self._partition = Partition(companions, timer)
+
+    def _severed(self, peer: PeerId) -> bool:
+        return self._partition is not None and self._names.get(peer, "") not in self._partition.companions
+
+    def _hang_up(self) -> None:
+        """Break the links that carried nothing for too long; others find nobody here any more."""
+        if self._partition is None:
+            return
+        severed = [peer for peer in self._met if self._severed(peer) and self._endpoint.linked(peer)]
+        self._partition.incoming.clear()
+        self._partition.outgoing.clear()
+        for peer in severed:
+            self._endpoint.disconnect(peer)
+            self.notice_loss(peer, "no answer across the network")
+        if not self._partition.companions:
+            self._endpoint.stop_listening()
+
+    def _rejoin(self) -> None:
+        if self._partition is not None:
+            self._partition.timer.cancel()
+            self.spawn(self._catch_up(self._partition), "catch up")
+
+    async def _catch_up(self, partition: Partition) -> None:
+        while partition.outgoing:  # what is sent meanwhile joins the queue: order is kept
+            await self._endpoint.send(*partition.outgoing.pop(0))
+        self._partition = None
+        for parts in partition.incoming:
+            self._arrived(parts)
 
     async def close(self) -> None:
         """End every task, let queued messages leave, then end every socket."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -201,6 +201,14 @@ class Wire:
                 key.decrypt(_nonce(header.sequence, index), tag, frame)
         except InvalidTag:
             raise ValueError("bad tag") from None
+
+
+def damaged(parts: Sequence[Frame]) -> list[Frame]:
+    """The parts of a message, one bit of its last frame changed on the way."""
+    last = bytearray(cast("bytes", parts[-1]))
+    if last:
+        last[len(last) // 2] ^= 1
+    return [*parts[:-1], bytes(last) or b"!"]
 
 
 def _flat(frame: Frame) -> bytes | bytearray | memoryview:

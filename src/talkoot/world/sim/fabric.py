@@ -18,7 +18,6 @@ from typing import Any
 from talkoot.core.ids import PeerId
 from talkoot.world.api import Message
 from talkoot.world.base import PeerWorld
-from talkoot.world.faults import FaultPlan
 from talkoot.world.links import ENVELOPE_BYTES, LinkClock, Network
 from talkoot.world.sim.loop import VirtualLoop
 
@@ -32,10 +31,10 @@ class Body:
 
     world: PeerWorld
     speed: float = 1.0
-    faults: FaultPlan = field(default_factory=lambda: FaultPlan(()))
     alive: bool = True
     killed_at: float = math.inf
     thawed: asyncio.Event | None = None  # set unless frozen; None = never frozen so far
+    island: tuple[int, frozenset[str]] | None = None  # cut off: the partition's number, and whom it still reaches
     busy_until: float = 0.0
     tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None])  # in order
     launcher: PeerWorld | None = None
@@ -80,7 +79,7 @@ class Fabric:
         self._links.add((who, about))
         if not subject.alive:
             self._notice(who, about, KILL_NOTICE, "nobody listens at its address")
-        elif self._pair(who, about) in self._cut:
+        elif self._severed(self.peers[who], subject):
             self._notice_cut(who, about)
         elif (thawed := subject.thawed) is not None and subject.frozen:
             self._notice(who, about, FREEZE_NOTICE, "it does not answer", only_if=lambda: not thawed.is_set())
@@ -109,17 +108,42 @@ class Fabric:
             for other in groups[index + 1 :]:
                 for pair in (frozenset((a, b)) for a in group for b in other):
                     self._cut.setdefault(pair, self._partitions)
-        for who, about in sorted(self._links):
-            if self._cut.get(self._pair(who, about)) == self._partitions:
-                self._notice_cut(who, about)
+        self._notice_partition()
+
+    def isolate(self, peer: Body, companions: frozenset[str]) -> None:
+        """Cut a peer off from all but its companions (names); a later one of its name is not concerned."""
+        self._partitions += 1
+        peer.island = (self._partitions, companions | {peer.world.name})
+        self._notice_partition()
+
+    def rejoin(self, peer: Body) -> None:
+        """End a peer's isolation. What was sent over links that did not break arrives late, as in TCP."""
+        peer.island = None
+        self._resume()
 
     def heal(self) -> None:
-        """End all partitions. What was sent over links that did not break arrives late, as in TCP."""
+        """End all partitions between groups. What was sent over links that did not break arrives late, as in TCP."""
         self._cut.clear()
+        self._resume()
+
+    def _resume(self) -> None:
         stalled, self._stalled = self._stalled, []
         for source, to, message in stalled:
             if source.alive:
                 self.transmit(source, to, message)
+
+    def _notice_partition(self) -> None:
+        for who, about in sorted(self._links):
+            if self._severed(self.peers[who], self.peers[about]) == self._partitions:
+                self._notice_cut(who, about)
+
+    def _severed(self, one: Body, other: Body) -> int:
+        """The number of the (latest) partition that cuts the link between two peers; 0 = none does."""
+        number = self._cut.get(frozenset((one.world.name, other.world.name)), 0) if self._cut else 0
+        for island, name in ((one.island, other.world.name), (other.island, one.world.name)):
+            if island is not None and name not in island[1]:
+                number = max(number, island[0])
+        return number
 
     def transmit(self, source: Body, to: PeerId, message: Message) -> None:
         """Put a message on the link; it arrives later, or never."""
@@ -130,7 +154,7 @@ class Fabric:
             return
         target = self.peers[to]
         names = (source.world.name, target.world.name)
-        if self._cut and frozenset(names) in self._cut:
+        if self._partitions and self._severed(source, target):
             self._stalled.append((source, to, message))
             return
         link = self.network.link(*names)
@@ -142,17 +166,14 @@ class Fabric:
             self.delivered += 1
             target.world.resubmit(message)
 
-    def _pair(self, one: PeerId, other: PeerId) -> frozenset[str]:
-        return frozenset((self.peers[one].world.name, self.peers[other].world.name))
-
     def _links_of(self, peer: Body) -> list[tuple[PeerId, PeerId]]:
         return sorted(link for link in self._links if peer.world.me in link)
 
     def _notice_cut(self, who: PeerId, about: PeerId) -> None:
-        pair = self._pair(who, about)
-        cut = self._cut[pair]
+        pair = (self.peers[who], self.peers[about])
+        cut = self._severed(*pair)
         reason = "no answer across the network"
-        self._notice(who, about, FREEZE_NOTICE, reason, only_if=lambda: self._cut.get(pair) == cut)
+        self._notice(who, about, FREEZE_NOTICE, reason, only_if=lambda: self._severed(*pair) == cut)
 
     def _notice(
         self,

@@ -24,7 +24,7 @@ from talkoot.core.keys import Key
 from talkoot.world.api import FAILED, HELLO, Frame, Launch, Message
 from talkoot.world.base import PeerWorld, check_outgoing, load_program, run_program
 from talkoot.world.blobs import Blobs
-from talkoot.world.faults import FaultPlan
+from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 from talkoot.world.sim.fabric import FREEZE_NOTICE, KILL_NOTICE, Body, Fabric
 from talkoot.world.sim.loop import Deadlock, VirtualLoop
@@ -121,9 +121,10 @@ class Simulation:
 
     def _add(self, launch: Launch, lead: PeerId | None) -> SimulatedWorld:
         incarnation = self._incarnations[launch.name] = self._incarnations.get(launch.name, 0) + 1
-        world = SimulatedWorld(self, launch.name, Key.derived(self.seed, launch.name, incarnation), lead)
-        body = Body(world, launch.speed, FaultPlan(launch.faults))
-        self._peers[world.me] = self._by_name[launch.name] = body
+        key = Key.derived(self.seed, launch.name, incarnation)
+        world = SimulatedWorld(self, launch.name, key, lead)
+        self._peers[world.me] = self._by_name[launch.name] = Body(world, launch.speed)
+        world.expect(launch.faults)
         return world
 
     def launch(self, launch: Launch, lead: SimulatedWorld) -> str:
@@ -221,16 +222,22 @@ class Simulation:
         return "; ".join(doings()) or "no peer is alive"
 
 
+class _Damaged(Message):
+    """One that its receiver's check refuses."""
+
+    __slots__ = ()
+
+
 class SimulatedWorld(PeerWorld):
     """A simulated peer's :class:`~talkoot.world.api.Host`."""
 
     kind: Literal["simulated", "real"] = "simulated"
 
     def __init__(self, simulation: Simulation, name: str, key: Key, lead: PeerId | None) -> None:
-        super().__init__(
-            run=simulation.run_id, name=name, key=key, seed=simulation.seed, blobs=simulation.blobs, lead=lead
-        )
+        run, blobs = simulation.run_id, simulation.blobs.shared()
+        super().__init__(run=run, name=name, key=key, seed=simulation.seed, blobs=blobs, lead=lead)
         self.address = f"sim:{name}"
+        self.refused: dict[str, int] = {}  # reason -> messages dropped
         self._simulation = simulation
 
     @property
@@ -242,6 +249,9 @@ class SimulatedWorld(PeerWorld):
         super().meet(peer, address)
 
     def resubmit(self, held: Message) -> None:
+        if isinstance(held, _Damaged):
+            self.refused["bad tag"] = self.refused.get("bad tag", 0) + 1
+            return
         launched = self._simulation.peer(held.sender).launcher is self
         if held.sender in self._met or held.topic == HELLO or (held.topic == FAILED and launched):
             self.mailbox.put(held)
@@ -279,7 +289,8 @@ class SimulatedWorld(PeerWorld):
         check_outgoing(topic, encoded, frames)
         # Copies, because on a real wire the receiver never shares memory with the sender.
         copies = [bytes(frame) if isinstance(frame, memoryview | bytearray) else frame for frame in frames]
-        message = Message(self.me, topic, generation, step, encoded, copies)
+        kind = _Damaged if to != self.me and self._takes_damage(copies) else Message
+        message = kind(self.me, topic, generation, step, encoded, copies)
         self._simulation.fabric.transmit(self._self, to, message)
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
@@ -314,19 +325,23 @@ class SimulatedWorld(PeerWorld):
         task.add_done_callback(lambda task: tasks.pop(task, None))
         return task
 
-    async def reached(self, step: int, phase: str) -> None:
-        fault = self._self.faults.at(step, phase)
-        if fault is None:
-            return
+    async def reached(self, step: int, phase: str, *, late: bool = False) -> None:
+        await super().reached(step, phase, late=late)
+        await self._pass()
+
+    def _signal(self, fault: Fault) -> None:
         if fault.kind == "kill":
             self._simulation.kill(self._self)
-        elif fault.kind == "stop":
-            self._simulation.freeze(self._self)
-            if fault.seconds:
-                self._simulation.loop.call_later(fault.seconds, self._simulation.thaw, self._self)
-        else:
-            await self.sleep(fault.seconds)
-        await self._pass()
+            return
+        self._simulation.freeze(self._self)
+        if fault.seconds:
+            self._simulation.loop.call_later(fault.seconds, self._simulation.thaw, self._self)
+
+    def _cut_off(self, companions: frozenset[str]) -> None:
+        self._simulation.fabric.isolate(self._self, companions)
+
+    def _rejoin(self) -> None:
+        self._simulation.fabric.rejoin(self._self)
 
     def launch(self, peer: Launch) -> str:
         return self._simulation.launch(peer, self)

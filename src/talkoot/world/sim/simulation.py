@@ -123,7 +123,8 @@ class Simulation:
         incarnation = self._incarnations[launch.name] = self._incarnations.get(launch.name, 0) + 1
         key = Key.derived(self.seed, launch.name, incarnation)
         world = SimulatedWorld(self, launch.name, key, lead)
-        self._peers[world.me] = self._by_name[launch.name] = Body(world, launch.speed)
+        world.body.speed = launch.speed
+        self._peers[world.me] = self._by_name[launch.name] = world.body
         world.expect(launch.faults)
         return world
 
@@ -239,10 +240,7 @@ class SimulatedWorld(PeerWorld):
         self.address = f"sim:{name}"
         self.refused: dict[str, int] = {}  # reason -> messages dropped
         self._simulation = simulation
-
-    @property
-    def _self(self) -> Body:
-        return self._simulation.peer(self.me)
+        self.body = Body(self)
 
     def meet(self, peer: PeerId, address: str) -> None:
         self._simulation.fabric.connect(self.me, peer, address)
@@ -263,7 +261,7 @@ class SimulatedWorld(PeerWorld):
 
     async def _pass(self) -> None:
         """Where a dead peer ends and a frozen one stands still."""
-        peer = self._self
+        peer = self.body
         if not peer.alive:
             raise asyncio.CancelledError
         while peer.thawed is not None and not peer.thawed.is_set():
@@ -291,7 +289,7 @@ class SimulatedWorld(PeerWorld):
         copies = [bytes(frame) if isinstance(frame, memoryview | bytearray) else frame for frame in frames]
         kind = _Damaged if to != self.me and self._takes_damage(copies) else Message
         message = kind(self.me, topic, generation, step, encoded, copies)
-        self._simulation.fabric.transmit(self._self, to, message)
+        self._simulation.fabric.transmit(self.body, to, message)
 
     async def receive(self, *topics: str, timeout: float | None = None) -> Message:
         if timeout is None:
@@ -309,7 +307,7 @@ class SimulatedWorld(PeerWorld):
     async def compute(self, work: Callable[[], T], flops: float) -> T:
         await self._pass()
         result = work()
-        peer, simulation = self._self, self._simulation
+        peer, simulation = self.body, self._simulation
         start = max(simulation.loop.time(), peer.busy_until)
         peer.busy_until = start + flops / (simulation.peer_flops * peer.speed)
         simulation.note(Computed(self.me, self.name, work, start, peer.busy_until))
@@ -320,7 +318,7 @@ class SimulatedWorld(PeerWorld):
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        tasks = self._self.tasks
+        tasks = self.body.tasks
         tasks[task] = None
         task.add_done_callback(lambda task: tasks.pop(task, None))
         return task
@@ -331,17 +329,17 @@ class SimulatedWorld(PeerWorld):
 
     def _signal(self, fault: Fault) -> None:
         if fault.kind == "kill":
-            self._simulation.kill(self._self)
+            self._simulation.kill(self.body)
             return
-        self._simulation.freeze(self._self)
+        self._simulation.freeze(self.body)
         if fault.seconds:
-            self._simulation.loop.call_later(fault.seconds, self._simulation.thaw, self._self)
+            self._simulation.loop.call_later(fault.seconds, self._simulation.thaw, self.body)
 
     def _cut_off(self, companions: frozenset[str]) -> None:
-        self._simulation.fabric.isolate(self._self, companions)
+        self._simulation.fabric.isolate(self.body, companions)
 
     def _rejoin(self) -> None:
-        self._simulation.fabric.rejoin(self._self)
+        self._simulation.fabric.rejoin(self.body)
 
     def launch(self, peer: Launch) -> str:
         return self._simulation.launch(peer, self)

@@ -1,8 +1,8 @@
 """The arms of the recovery bench: who mends how, and the seconds and steps that each needs to the common target.
 
-An exact arm follows the undisturbed run, whatever is lost, so its steps are that run's and only its seconds are its own.
-An approximate arm is rehearsed first, which says after how many steps which stage was lost, and is then trained through
-that history.
+An exact arm follows the undisturbed run, whatever is lost, so its steps are that run's and only its seconds are its
+own. An approximate arm is rehearsed first, which says after how many steps which stage was lost, and is then trained
+through that history.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AS_PUBLISHED = {"moments": "reset", "bump": 1.1}
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is run: the step whose loss is the target, the most steps, rates per hour, seeds, and merges compared."""
+    """How much is run: the step whose loss is the target, the most steps, rates per hour, seeds, merges."""
 
     target_step: int = 350
     steps: int = 640

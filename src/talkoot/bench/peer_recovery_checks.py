@@ -30,7 +30,7 @@ from talkoot.world.sim.simulation import Simulation
 
 STEPS = 6
 PERIOD = 2  # of snapshots, which replaying begins at
-STRUCK = ((2, 3, "backward"), (5, 4, "forward"))  # stage, step and phase of each death
+STRUCK = ((2, 2, "backward"), (5, 4, "forward"))  # stage, step and phase of each death
 
 
 def recipe_of(setting: Setting, recovery: Recovery, *, struck: bool, swapped: bool = False) -> Recipe:

@@ -1,8 +1,8 @@
 """When iterations end and stages are lost: the published medium model's costs, rehearsed without tensors.
 
 Half a billion parameters in six stages of four blocks, embedding and head apart, on seven of the published cities'
-links; a processor's speed is such that an undisturbed iteration takes the published 91.3 s. Stages die by the clock: each
-at an exponential rate of so many percent per hour. What a death costs is what the shipping lead and peers make of it,
+links; a processor's speed is such that an undisturbed iteration takes the published 91.3 s. Stages die by the clock,
+each at a constant rate of so many percent per hour. What a death costs is what the shipping lead and peers make of it,
 plus the seconds that detection and a new process take; only the arms that need no peers are computed on paper.
 """
 
@@ -42,6 +42,7 @@ MEDIUM = ModelConfig(
     hidden=4096,
     max_positions=1024,
 )
+SNAPSHOT_EVERY = 50  # where a ladder ends with one: for when a keeper and its charge die before it is replaced
 APART_S = 2 * ITERATION_S  # neighbours that die closer together are one double loss, which a blend must refuse
 
 
@@ -59,7 +60,7 @@ def medium_recipe(steps: int, *, ladder: tuple[str, ...], planner: str = "straig
             microbatches=4,
             microbatch_size=16,
             planner=planner,
-            checkpoint_every=0,
+            checkpoint_every=SNAPSHOT_EVERY if "checkpoint" in ladder else 0,
             evaluate_every=0,
             evaluate_batches=0,
             patience_s=1e6,
@@ -174,18 +175,18 @@ def history(recipe: Recipe, struck: Sequence[Death]) -> History:
 
 
 def _history(found: Rehearsal, names: Sequence[str]) -> History:
-    commits: list[float] = []
+    commits: dict[int, float] = {}  # the last one of each step counts: others were rolled back
     lost: dict[int, tuple[int, ...]] = {}
     late = 0.0
     for entry in found.entries:
         receipt = entry.receipt
         if receipt.op == "train.commit":
-            commits.append(receipt.ended + late)
+            commits[receipt.step] = receipt.ended + late
         elif receipt.op == "peer.lost":
             late += START_S
             lost[receipt.step] = (*lost.get(receipt.step, ()), names.index(receipt.read(Gone).name))
-    first = commits[0] - ITERATION_S if commits else 0.0  # coming together is no part of it
-    return History(commits=tuple(at - first for at in commits), lost=lost)
+    first = commits[0] - ITERATION_S  # coming together is no part of it
+    return History(commits=tuple(commits[step] - first for step in sorted(commits)), lost=lost)
 
 
 def mean_iteration_s(recipe: Recipe) -> float:

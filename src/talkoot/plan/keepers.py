@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from talkoot.core.ids import PeerId
 from talkoot.plan.steps import View
@@ -48,7 +49,8 @@ def _one_each(
             links = {seat: view.network.link(owner.name, seat.name) for seat in away or able}
             seconds = {seat: link.latency_s + sizes[stage] / link.bytes_per_s for seat, link in links.items()}
             nearest = sorted(seconds, key=lambda seat: (seconds[seat], seat.name))
-            costs[stage] = {seat.peer: seconds[seat] for seat in nearest}
+            start_s = head_start_s(view, stage)
+            costs[stage] = {seat.peer: max(0.0, seconds[seat] - start_s) for seat in nearest}
     limits = sorted({cost for of_stage in costs.values() for cost in of_stage.values()})
     for most in range(1, max(load.values(), default=0) + len(stages) + 1):  # that a peer may keep
         low, high, found = 0, len(limits) - 1, None
@@ -59,6 +61,14 @@ def _one_each(
         if found:
             return sorted(found)
     return []
+
+
+def head_start_s(view: View, stage: int) -> float:
+    """Seconds between a stage's last backward and the first stage's, over their first peers."""
+    firsts = [next((seat for seat in view.seats if seat.stage == s), None) for s in range(stage + 1)]
+    seats = [seat for seat in firsts if seat is not None]
+    backwards = sum(2 * view.forward_s(seat) for seat in seats if seat.stage < stage) if view.stage_s else 0.0
+    return backwards + sum(view.hop_s(after, before) for before, after in pairwise(seats))
 
 
 def _match(

@@ -180,13 +180,13 @@ def test_single_losses_and_adjacent_pairs_are_listed_once_each():
     assert [t for t, _ in losses(example(holders=(("a",), ("b",))))][2:] == ["stages 0 and 1"]
 
 
-def test_a_stream_costs_what_nothing_hides():
-    case = example()
+def test_a_stream_costs_what_the_backwards_of_earlier_stages_do_not_hide():
+    case = example(stage_s=(0.0,) * 7, sent_bytes=0.0)
     shadow = steady_cost(case, "shadow")
     assert shadow.bytes == 2 * 103e6
     assert shadow.link_s == shadow.exposed_s == pytest.approx(20.6)
-    hidden = steady_cost(case, "shadow", (15.0, *[100.0] * 6))
-    assert hidden.exposed_s == pytest.approx(5.6)
+    later = steady_cost(msgspec.structs.replace(case, guarded=(3,), stage_s=(6.0,) * 7), "shadow")
+    assert (later.link_s, later.exposed_s) == pytest.approx((13.4, 13.4 - 3 * 4))
     assert shadow.kept_bytes == 12 * 103e6
     assert steady_cost(case, "replay").bytes == 12 * 103e6 / 10
     assert steady_cost(case, "blend") == Steady(bytes=0, link_s=0, exposed_s=0, kept_bytes=0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
-from talkoot.plan.keepers import choose_keepers
+from talkoot.plan.keepers import choose_keepers, head_start_s
 from talkoot.plan.steps import Seat, View
 from talkoot.train.keepers import Keepers
 from talkoot.train.recovery import Holding, Loss, Source, Unrecoverable, climb
@@ -133,7 +133,7 @@ def test_before_the_first_snapshot_everybody_goes_back_to_the_start():
     assert climb(("checkpoint",), loss)[1].step == 0
 
 
-def test_the_slowest_link_that_a_gradient_takes_is_as_fast_as_can_be():
+def test_the_longest_wait_for_a_gradient_is_as_short_as_can_be():
     """Against all assignments, on random links."""
     for seed in range(20):
         chance, count = random.Random(seed), 6
@@ -150,7 +150,8 @@ def test_the_slowest_link_that_a_gradient_takes_is_as_fast_as_can_be():
         holder = {stage: view.holders(stage)[0] for stage in range(count)}
 
         def slowest(pairs, seats=seats, holder=holder, view=view) -> float:
-            return max(view.hop_s(holder[stage], seats[peer]) for stage, peer in pairs)
+            waits = {(s, p): view.hop_s(holder[s], seats[p]) - head_start_s(view, s) for s, p in pairs}
+            return max(0.0, *waits.values())
 
         best = min(
             slowest(list(enumerate(map(PeerId, order))))

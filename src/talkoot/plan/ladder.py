@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from talkoot.core.ids import PeerId
-from talkoot.plan.keepers import choose_keepers
+from talkoot.plan.keepers import choose_keepers, head_start_s
 from talkoot.plan.steps import Seat, View
 from talkoot.world.links import Network
 
@@ -38,7 +38,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         stream_bytes: of a gradient's value on its way to a keeper.
         checkpoint_every: iterations between snapshots; where there are none, those of the whole run.
         iteration_s: of the whole swarm; ``stage_s``: that each stage computes in one.
-        sent_bytes: what crosses a border between two stages in an iteration, one way.
+        sent_bytes: what crosses a border between two stages in an iteration, one way, in so many ``microbatches``.
         detection_s, start_s: until a loss is known, and until a new process can load a state.
         jump_iterations: that a blend sets training back.
     """
@@ -59,6 +59,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     iteration_s: float = 1.0
     stage_s: tuple[float, ...] = ()
     sent_bytes: float = 0.0
+    microbatches: int = 1
     detection_s: float = 0.0
     start_s: float = 0.0
     jump_iterations: float = JUMP_ITERATIONS
@@ -114,14 +115,22 @@ def keepers(case: Case) -> dict[int, tuple[str, ...]]:
     """Who keeps each guarded stage, as the running lead chooses them (:mod:`talkoot.plan.keepers`)."""
     if not {"shadow", "journal"} & set(case.ladder):
         return {}
-    count = case.num_stages
-    seats = [Seat(PeerId(name), stage, 1.0, name) for stage, names in enumerate(case.holders) for name in names]
-    view = View(seats=seats, num_stages=count, num_microbatches=1, network=case.network)
-    found: dict[int, tuple[str, ...]] = dict.fromkeys(case.guarded or range(count), ())
+    found: dict[int, tuple[str, ...]] = dict.fromkeys(case.guarded or range(case.num_stages), ())
     sizes = [float(case.stream_bytes * values) for values in case.values]
-    for stage, peer in choose_keepers(view, dict.fromkeys(found, case.copies), [], sizes):
+    for stage, peer in choose_keepers(_view(case), dict.fromkeys(found, case.copies), [], sizes):
         found[stage] = (*found[stage], str(peer))
     return found
+
+
+def _view(case: Case) -> View:
+    return View(
+        seats=[Seat(PeerId(name), stage, 1.0, name) for stage, names in enumerate(case.holders) for name in names],
+        num_stages=case.num_stages,
+        num_microbatches=case.microbatches,
+        network=case.network,
+        hop_bytes=int(case.sent_bytes / case.microbatches),
+        stage_s=[seconds / (3 * case.microbatches) for seconds in case.stage_s],
+    )
 
 
 def price(case: Case, rung: str, stage: int, lost: Collection[str], kept: Mapping[int, Sequence[str]]) -> Price | str:
@@ -242,7 +251,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bytes: that the busiest peer sends more, per iteration on average.
         link_s: how long that takes it on the slowest of its links.
-        exposed_s: of that, what nothing hides: the rest goes on while other stages still compute.
+        exposed_s: of that, what nothing hides: the rest goes on while the stages before it still go backward.
         kept_bytes: what the busiest peer keeps for others, at most.
     """
 
@@ -252,13 +261,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: float
 
 
-def steady_cost(case: Case, rung: str, slack_s: Sequence[float] = ()) -> Steady:
-    """See :class:`Steady`.
-
-    Args:
-        slack_s: by stage, from the end of its last backward to the end of the iteration: a gradient that is sent
-            meanwhile costs nothing, as the commit waits for all. Without it nothing is hidden.
-    """
+def steady_cost(case: Case, rung: str) -> Steady:
+    """What a rung costs while nobody is lost; snapshots are taken between iterations, so that nothing hides them."""
     places = keepers(msgspec.structs.replace(case, ladder=(rung,)))
     sent, links, exposed = [0.0], [0.0], [0.0]
     kept = dict.fromkeys((name for names in case.holders for name in names), 0.0)
@@ -274,7 +278,8 @@ def steady_cost(case: Case, rung: str, slack_s: Sequence[float] = ()) -> Steady:
         taken = [case.transfer_s(names[0], name, size) for name in to]
         sent.append(size * len(to))
         links.append(max(taken, default=0.0))
-        exposed.append(max(0.0, links[-1] - (slack_s[stage] if slack_s else 0.0)))
+        hidden_s = head_start_s(_view(case), stage) if rung in ("shadow", "journal") else 0.0
+        exposed.append(max(0.0, links[-1] - hidden_s))
         for name in places.get(stage, ()):
             kept[name] += state + (case.refresh_every * case.stream_bytes * values if rung == "journal" else 0.0)
         if rung == "replay":

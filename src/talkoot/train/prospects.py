@@ -54,6 +54,7 @@ def recovery_case(
             train.microbatches * one / swarm.flops / len(names) for one, names in zip(flops, holders, strict=True)
         ),
         sent_bytes=train.microbatches * hop_bytes(config, recipe),
+        microbatches=train.microbatches,
         detection_s=KILL_NOTICE,
         start_s=start_s,
         jump_iterations=jump_iterations,

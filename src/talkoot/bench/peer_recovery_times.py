@@ -142,9 +142,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
     def seconds_at(self, steps: float) -> float:
         """Seconds until so many steps are done; between two of them in proportion; infinite beyond the last."""
-        whole = int(steps)
-        if steps > len(self.commits) or math.isinf(steps):
+        if steps > len(self.commits):
             return math.inf
+        whole = int(steps)
         before = self.commits[whole - 1] if whole else 0.0
         return before if whole == steps else before + (steps - whole) * (self.commits[whole] - before)
 

@@ -57,6 +57,10 @@ def _why_not_logged(lead: Lead, empty: set[int]) -> str:
     ]
     if late:
         return f"{', '.join(sorted(late))} came after the snapshot of step {since} and lacks what was sent before"
+    members = lead.roster.members.keys()
+    gone = [stage for stage, peers in lead.served.items() if stage not in empty and peers - members]
+    if gone:
+        return f"what peers of stages {sorted(gone)} had sent since the snapshot of step {since} is gone with them"
     made = [stage for stage, at in lead.state["train"].blended.items() if at > since and stage in empty]
     if made:
         return f"stages {sorted(made)} were approximated after the snapshot of step {since}"

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from talkoot.core.ids import PeerId
 from talkoot.plan.ladder import Case, Price, Steady, judge, keepers, losses, price, steady_cost
+from talkoot.train.recovery.ladder import Holding, Loss, Unrecoverable, climb
 from talkoot.world.links import Link, Network
 
 RUNGS = ("replica", "shadow", "journal", "replay", "checkpoint", "blend")
@@ -58,7 +60,7 @@ def able(case: Case, rung: str, stage: int, lost: frozenset[str]) -> bool:
     if rung in ("shadow", "journal"):
         return any(name not in lost for name in keepers(case).get(stage, ()))
     if rung == "replay":
-        return dead <= {stage} and all(name not in lost for s in near for name in case.holders[s])
+        return lost <= set(case.holders[stage])
     if rung == "blend":
         with_blocks = {s for s in near if case.blocks[s] > 0}
         return stage not in case.ends and bool(with_blocks) and not with_blocks & dead
@@ -94,6 +96,34 @@ def test_the_answer_is_that_of_an_oracle_which_tries_every_assignment_of_rungs(c
         (one,) = prices.values()
         assert isinstance(one, Price)
         assert found.seconds == pytest.approx(1 + 5 + one.transfer_s + one.again_s + 45)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(), st.data())
+def test_the_answer_is_that_of_the_running_lead(case, data):
+    names = [name for peers in case.holders for name in peers]
+    lost = frozenset(data.draw(st.sets(st.sampled_from(names), min_size=1, max_size=4)))
+    kept = keepers(case)
+
+    def left(peers) -> tuple[PeerId, ...]:
+        return tuple(PeerId(name) for name in peers if name not in lost)
+
+    stages = tuple(
+        Holding(survivors=left(peers), keepers=left(kept.get(s, ())), blocks=case.blocks[s], ends=s in case.ends)
+        for s, peers in enumerate(case.holders)
+    )
+    hurt = tuple(s for s, peers in enumerate(case.holders) if set(peers) & lost)
+    logged = "" if len(hurt) == 1 else "somebody who had sent to it is gone"
+    found = judge(case, lost)
+    loss = Loss(stages=stages, hurt=hurt, step=7, checkpoint=5, logged=logged, ring=case.ring)
+    try:
+        sources, stuck = climb(case.ladder, loss), []
+    except Unrecoverable as refusal:
+        sources, stuck = {}, list(refusal.reasons)
+    assert all(f"stage {stage}:" in found.why for stage in stuck)
+    assert math.isinf(found.seconds) == bool(stuck)
+    assert found.rungs == {stage: source.rung for stage, source in sources.items()}
+    assert found.exact == (not stuck and all(source.exact for source in sources.values()))
 
 
 @settings(max_examples=80, deadline=None)

@@ -162,9 +162,8 @@ def price(case: Case, rung: str, stage: int, lost: Collection[str], kept: Mappin
 
 
 def _replay(case: Case, stage: int, lost: Collection[str], compute_s: float) -> Price | str:
-    gone = [s for s in _empty(case, lost) if s != stage]
-    if gone or any(name in lost for other in case.beside(stage) for name in case.holders[other]):
-        return "what its neighbours had sent is lost with them"
+    if set(lost) - set(case.holders[stage]):
+        return "what others had sent to it is lost with them"
     here, steps = case.holders[stage][0], case.checkpoint_every / 2
     size = steps * case.sent_bytes
     sent = [case.transfer_s(name, here, size) for other in case.beside(stage) for name in case.holders[other]]

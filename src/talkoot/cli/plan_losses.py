@@ -24,7 +24,8 @@ def losses_view(recipe: Recipe, config: ModelConfig, iteration_s: float) -> dict
             {
                 "rung": rung,
                 "sent_bytes_per_iteration": cost.bytes,
-                "seconds_per_iteration": cost.link_s,
+                "link_seconds_per_iteration": cost.link_s,
+                "waited_seconds_per_iteration": cost.exposed_s,
                 "kept_bytes": cost.kept_bytes,
             }
             for rung in case.ladder
@@ -58,7 +59,8 @@ def show_losses(view: Mapping[str, Any]) -> None:
         (
             row["rung"],
             f"{row['sent_bytes_per_iteration'] / 1e6:,.2f} MB",
-            f"{row['seconds_per_iteration']:.3f} s of {view['iteration_s']:.3f} s",
+            f"{row['link_seconds_per_iteration']:.3f} s",
+            f"{row['waited_seconds_per_iteration']:.3f} s of {view['iteration_s']:.3f} s",
             f"{row['kept_bytes'] / 1e6:,.1f} MB",
         )
         for row in view["steady"]
@@ -66,10 +68,10 @@ def show_losses(view: Mapping[str, Any]) -> None:
     ]
     if rows:
         print("\nwhat that costs while nobody is lost, at most per peer")
-        print_table(rows, ("rung", "sent per iteration", "on the link, if nothing hides it", "kept for others"))
+        print_table(rows, ("rung", "sent per iteration", "on the link", "of that, waited for", "kept for others"))
 
 
 def _cells(row: Mapping[str, Any]) -> Sequence[str]:
     if row["seconds"] is None:
-        return row["lost"], "none", f"the run ends: {row['none_because']}", ""
+        return row["lost"], "none", f"the run ends: {row['none_because'].partition('; ')[0]}", ""
     return row["lost"], row["rung"], "exact" if row["exact"] else "approximate", f"{row['seconds']:,.2f} s"

@@ -39,3 +39,11 @@ def test_once_a_snapshot_has_come_after_the_loss_of_a_neighbour_its_stage_can_be
     run = simulate(msgspec.structs.replace(recipe(), faults=faults), tmp_path)
     assert rungs(run)[-1] == "replay"
     assert run.result.state_hash == undisturbed().result.state_hash
+
+
+def test_a_stage_that_was_replayed_itself_remembers_what_it_had_sent(tmp_path):
+    alone = replace(recipe(), "swarm", groups=(1, 1))
+    faults = (Fault(peer=ALDER, step=2, phase="forward"), Fault(peer="birch", step=3, phase="forward"))
+    run = simulate(msgspec.structs.replace(alone, faults=faults), tmp_path)
+    assert rungs(run) == ["replay", "replay"]
+    assert run.result.state_hash == undisturbed().result.state_hash

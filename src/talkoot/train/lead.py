@@ -81,6 +81,9 @@ class Lead(Crew):
         self._recovering: Recovered | None = None
         self.hurt: tuple[str, ...] = ()  # names lost in the recovery under way
         self.served: dict[int, set[PeerId]] = {}  # who held each stage since the newest snapshot
+        self.repeated: dict[
+            int, set[PeerId]
+        ] = {}  # of them, those who are gone but whose words newcomers computed again
         self._sources: dict[int, Source] = {}  # where stages that nobody holds get their state from
         self.manifest: snapshots.Manifest | None = None  # of the newest snapshot
 
@@ -124,7 +127,7 @@ class Lead(Crew):
             self.states.note(name, "vacate")
         self.roster.vacate()
         self.keepers.clear()
-        self.served, self._sources = {}, {}
+        self.served, self.repeated, self._sources = {}, {}, {}
         self.evaluated_at = None
         self.saved_at, self.state_hash = None, ""
         if self.manifest is not None:

@@ -41,7 +41,8 @@ async def save_snapshot(lead: Lead) -> None:
         lead.journal.sync()
         lead.period.snapshot_took(lead.world.now() - started)
         lead.served = {stage: set(lead.roster.holders(stage)) for stage in range(lead.num_stages)}
-    lead.state_hash, lead.saved_at, lead.manifest = manifest.state_hash, step, manifest
+        lead.repeated = {}
+        lead.state_hash, lead.saved_at, lead.manifest = manifest.state_hash, step, manifest
     if lead.folder is not None:  # what is left of one that was given up goes, too
         snapshots.prune(lead.folder, lead.world.blobs, lead.recipe.train.keep_checkpoints, step, lead.world.run)
 

@@ -57,8 +57,8 @@ def _why_not_logged(lead: Lead, empty: set[int]) -> str:
     ]
     if late:
         return f"{', '.join(sorted(late))} came after the snapshot of step {since} and lacks what was sent before"
-    members = lead.roster.members.keys()
-    gone = [stage for stage, peers in lead.served.items() if stage not in empty and peers - members]
+    there = lead.roster.members.keys()
+    gone = [s for s, peers in lead.served.items() if s not in empty and peers - there - lead.repeated.get(s, set())]
     if gone:
         return f"what peers of stages {sorted(gone)} had sent since the snapshot of step {since} is gone with them"
     made = [stage for stage, at in lead.state["train"].blended.items() if at > since and stage in empty]
@@ -98,6 +98,8 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         again = source is not None and source.how == "replay"  # then it remembers what it sent as of the snapshot
         member.stage, member.held = stage, True
         member.seated = (lead.saved_at or 0) if again else lead.step
+        if again:
+            lead.repeated.setdefault(stage, set()).update(lead.served.get(stage, set()) - lead.roster.members.keys())
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))
 

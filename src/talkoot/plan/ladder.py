@@ -162,7 +162,8 @@ def price(case: Case, rung: str, stage: int, lost: Collection[str], kept: Mappin
 
 
 def _replay(case: Case, stage: int, lost: Collection[str], compute_s: float) -> Price | str:
-    if set(lost) - set(case.holders[stage]):
+    empty = _empty(case, lost)
+    if any(name in lost for s, names in enumerate(case.holders) if s not in empty for name in names):
         return "what others had sent to it is lost with them"
     here, steps = case.holders[stage][0], case.checkpoint_every / 2
     size = steps * case.sent_bytes
@@ -208,6 +209,11 @@ def judge(case: Case, lost: Collection[str]) -> Verdict:
             said.append(f"{rung}: {asked}")
         else:
             whys.append(f"stage {stage}: {', '.join(said) or 'the ladder is empty'}")
+    if "replay" in chosen.values() and "checkpoint" not in chosen.values():  # they need each other's words
+        for stage in empty:
+            asked = price(case, "replay", stage, lost, kept)
+            if isinstance(asked, Price):
+                chosen[stage], prices[stage] = "replay", asked
     return Verdict(
         lost=tuple(sorted(lost)),
         stages=tuple(empty),
@@ -219,16 +225,16 @@ def judge(case: Case, lost: Collection[str]) -> Verdict:
 
 
 def _seconds(case: Case, chosen: Mapping[int, str], prices: Mapping[int, Price], *, waits: bool) -> float:
-    """Transfers and repetitions go on side by side; what approximations lose adds up."""
+    """Transfers go on side by side; what approximations lose, and what stages compute in turn again, adds up."""
     rolls_back = "checkpoint" in chosen.values()
     parts = {stage: one for stage, one in prices.items() if not rolls_back or chosen[stage] == "checkpoint"}
     if waits or rolls_back:
         wait_s = case.start_s + max((one.transfer_s for one in parts.values()), default=0.0) + case.iteration_s / 2
     else:
         wait_s = 0.0
-    blended = [one.again_s for stage, one in parts.items() if chosen[stage] == "blend"]
-    repeated = [one.again_s for stage, one in parts.items() if chosen[stage] != "blend"]
-    return case.detection_s + wait_s + sum(blended) + max(repeated, default=0.0)
+    in_turn = [one.again_s for stage, one in parts.items() if chosen[stage] in ("blend", "replay")]
+    repeated = [one.again_s for stage, one in parts.items() if chosen[stage] not in ("blend", "replay")]
+    return case.detection_s + wait_s + sum(in_turn) + max(repeated, default=0.0)
 
 
 def losses(case: Case) -> Iterator[tuple[str, frozenset[str]]]:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from talkoot.bench.peer_lost_stages import Trained
-from talkoot.bench.peer_recovery_arms import Measured, asked, losses_per_iteration, medium_case
+from talkoot.bench.peer_recovery_arms import Bench, Measured, asked, losses_per_iteration, medium_case
 from talkoot.bench.peer_recovery_times import (
     APART_S,
     ITERATION_S,
@@ -22,7 +22,7 @@ from talkoot.bench.peer_recovery_times import (
     on_paper,
     tuned_period,
 )
-from talkoot.bench.recovery import BLEND, SWAPPED, _bars, _rows, curves
+from talkoot.bench.recovery import BLEND, SWAPPED, _bars, _rows, curves, probed
 from talkoot.plan.churn_costs import kept_share
 
 
@@ -127,17 +127,21 @@ def test_bars_fail_where_an_equality_fails_or_a_copy_does_as_well_as_a_blend():
     shadow = run("shadow", 0.16, 9500.0)
 
     def holds(blend: float, copy: float, swapped: float, checks: dict[str, bool]) -> list[bool]:
-        found = [
-            shadow,
-            run(BLEND, 0.16, 1.0, ((3, blend), (1, 0.5))),
-            run("blend, copy", 0.16, 1.0, ((3, copy),)),
-            run(SWAPPED, 0.16, 1.0, ((1, swapped),)),
-        ]
-        bars = list(_bars(checks, found, quick=False))
+        bench = Bench.__new__(Bench)  # nothing is trained
+        edge = 0.5
+        bench.plain = {0: Trained(curve=(), probes={"norm": (edge, blend, edge), "copy": (edge, copy, edge)})}
+        bench.swapped = {0: Trained(curve=(), probes={"norm": (swapped, blend, swapped)})}
+        bars = list(_bars(bench, checks, [shadow], quick=False))
         return [bars[0].holds, bars[3].holds, bars[4].holds]
 
     assert holds(0.01, 0.02, 0.1, {"a": True}) == [True, True, True]
     assert holds(0.02, 0.02, 0.4, {"a": True, "b": False}) == [False, False, False]
+
+
+def test_inner_stages_and_edges_are_told_apart():
+    runs = [Trained(curve=(), probes={"copy": (1.0, 2.0, 3.0, 4.0)})]
+    assert probed(runs, "copy", edge=False) == [2.0, 3.0]
+    assert probed(runs, "copy", edge=True) == [1.0, 4.0]
 
 
 def test_the_plot_has_a_line_per_run():

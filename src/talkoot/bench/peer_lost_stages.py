@@ -22,7 +22,7 @@ from talkoot.model.depth import held_out_loss, layer_order, ring_cut
 from talkoot.model.stage import Stage
 from talkoot.train.oracle import step_gradients
 from talkoot.train.recipe import Recovery, Train
-from talkoot.train.recovery.blending import Neighbour, blend
+from talkoot.train.recovery.blending import Blended, Neighbour, blend
 from talkoot.train.schedule import learning_rate
 
 HELD_OUT_ROWS = 64
@@ -76,11 +76,13 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
         curve: (steps, held-out loss in order) on the way.
         jumps: rise of the held-out loss at each lost stage: (stage, nats per byte).
         losses: of the steps' microbatches, for checks.
+        probes: by merge, the rise of the loss at the end if a stage were lost then, stage by stage.
     """
 
     curve: tuple[tuple[int, float], ...]
     jumps: tuple[tuple[int, float], ...] = ()
     losses: tuple[tuple[float, ...], ...] = ()
+    probes: dict[str, tuple[float, ...]] = {}
 
     def steps_to(self, target: float) -> float:
         """Steps until the loss, a mean of three evaluations, reaches ``target``; infinite when it never does."""
@@ -167,13 +169,7 @@ class Training:
 
     def lose(self, stage: int, step: int) -> None:
         """Put what a blend makes of its neighbours in the place of a lost stage, after ``step`` steps."""
-        cut = self.setting.cut
-        beside = sorted({(stage - 1) % len(cut), (stage + 1) % len(cut)} - {0})
-        neighbours = [
-            Neighbour(first=cut[s][0], last=cut[s][1], omega=self.norms[s], state=self.state(s)) for s in beside
-        ]
-        recovery = self.way.recovery
-        found = blend(self.config, cut[stage], neighbours, recovery, step=step, seed=self.seed, kept=self.state(stage))
+        found = self.blended_state(stage, step, self.way.recovery)
         for name, parameter in self.tensors.items():
             if self.home[name] == stage:
                 with torch.no_grad():
@@ -181,6 +177,31 @@ class Training:
                 moments = {theirs: found.state[f"{ours}/{name}"] for ours, theirs in TIMES.items()}
                 self.optimizer.state[parameter] = {"step": torch.tensor(float(found.step)), **moments}
         self.blended[stage] = step
+
+    def blended_state(self, stage: int, step: int, rule: Recovery) -> Blended:
+        """What the rule makes of a stage's neighbours."""
+        cut = self.setting.cut
+        beside = sorted({(stage - 1) % len(cut), (stage + 1) % len(cut)} - {0})
+        neighbours = [
+            Neighbour(first=cut[s][0], last=cut[s][1], omega=self.norms[s], state=self.state(s)) for s in beside
+        ]
+        return blend(self.config, cut[stage], neighbours, rule, step=step, seed=self.seed, kept=self.state(stage))
+
+    def probe(self, merge: str, stage: int, held_out: Tensor) -> float:
+        """The loss if the stage were lost now and made anew by ``merge``; the model stays as it is."""
+        mine = {name: p for name, p in self.tensors.items() if self.home[name] == stage}
+        kept = {name: p.detach().clone() for name, p in mine.items()}
+        rule = msgspec.structs.replace(self.way.recovery, merge=merge, moments="reset")
+        made = self.blended_state(stage, 0, rule).state
+        self._set({name: made[f"weight/{name}"] for name in mine})
+        after = _loss(self.stage, held_out)
+        self._set(kept)
+        return after
+
+    @torch.no_grad()
+    def _set(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in weights.items():
+            self.tensors[name].copy_(value)
 
     def state(self, stage: int) -> dict[str, Tensor]:
         """Weights and moments of a stage, by the names of a peer's."""
@@ -213,6 +234,7 @@ def follow(
     *,
     target: float = -math.inf,
     windows: Windows | None = None,
+    probes: Sequence[str] = (),
 ) -> Trained:
     """Train, losing stages on the way.
 
@@ -220,6 +242,7 @@ def follow(
         lost: by number of steps done, the stages that are lost then.
         target: held-out loss at which to stop, some evaluations after it is reached.
         windows: batches; of the bundled text's bytes where none are given.
+        probes: merges to try at the end, on every relay stage.
     """
     training = Training(setting, train, way, seed)
     windows = windows or Windows(tokens(), length=setting.context, batch=setting.samples, seed=seed)
@@ -240,4 +263,6 @@ def follow(
             below = below + 1 if curve[-1][1] <= target else 0
             if below == 3:
                 break
-    return Trained(curve=tuple(curve), jumps=tuple(jumps), losses=tuple(losses))
+    relays, usual = range(1, len(setting.cut)), _loss(training.stage, held_out)
+    tried = {merge: tuple(training.probe(merge, stage, held_out) - usual for stage in relays) for merge in probes}
+    return Trained(curve=tuple(curve), jumps=tuple(jumps), losses=tuple(losses), probes=tried)

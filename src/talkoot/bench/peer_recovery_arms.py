@@ -35,6 +35,7 @@ from talkoot.train.recipe import Recovery, Train
 HOURS = 48.0  # of a trace
 TUNING_SEEDS = range(1000, 1020)  # traces on which a period is chosen, none of which is measured
 STREAM = "bfloat16"
+PROBES = ("norm", "uniform", "copy", "random")
 AS_PUBLISHED = {"moments": "reset", "bump": 1.1}
 
 
@@ -99,10 +100,10 @@ class Bench:
     def __init__(self, size: Size, setting: Setting) -> None:
         self.size, self.setting = size, setting
         short = msgspec.structs.replace(size, steps=size.target_step + 3 * EVALUATE_EVERY).train
-        self.plain = {seed: follow(setting, short, Way(), seed, {}) for seed in size.seeds}
+        self.plain = {seed: follow(setting, short, Way(), seed, {}, probes=PROBES) for seed in size.seeds}
         self.target = max(dict(run.smooth)[size.target_step] for run in self.plain.values())
         train = partial(follow, setting, size.train, target=self.target)
-        self.swapped = {seed: train(Way(swapped=True), seed, {}) for seed in size.seeds}
+        self.swapped = {seed: train(Way(swapped=True), seed, {}, probes=PROBES) for seed in size.seeds}
         rounded = Way(recovery=Recovery(stream=STREAM))
         self.rounded = {seed: train(rounded, seed, {}) for seed in size.seeds}
         self._train: Callable[..., Trained] = train

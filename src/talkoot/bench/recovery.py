@@ -12,7 +12,7 @@ rate of a blended stage raised by a tenth as there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from html import escape
 from typing import Any
@@ -20,10 +20,11 @@ from typing import Any
 import torch
 
 from talkoot.bench.outcome import Bar, Options, Outcome, Row
-from talkoot.bench.peer_lost_stages import Setting
+from talkoot.bench.peer_lost_stages import Setting, Trained
 from talkoot.bench.peer_recovery_arms import (
     AS_PUBLISHED,
     HOURS,
+    PROBES,
     STREAM,
     Bench,
     Measured,
@@ -65,7 +66,7 @@ def measure(options: Options) -> Outcome:
         world="medium model's costs, rehearsed in virtual time; a small model trained",
         unit=f"time to held-out loss {bench.target:.3f}; the undisturbed run of the same seed = 1",
         rows=tuple(_rows(found)),
-        bars=tuple(_bars(checks, found, quick=options.quick)),
+        bars=tuple(_bars(bench, checks, found, quick=options.quick)),
         notes=tuple(_notes(bench, found)),
         extras={"recovery-curve.svg": curves([one for one in found if one.rate == max(size.rates)], bench.target)},
     )
@@ -143,12 +144,18 @@ def _of(found: Sequence[Measured], arm: str, rate: float | None = None) -> list[
     return [one for one in found if one.arm == arm and rate in (None, one.rate)]
 
 
+def probed(runs: Iterable[Trained], merge: str, *, edge: bool) -> list[float]:
+    """Rises of the loss at the end of runs, had a stage at the ends, or one between, been lost and merged so."""
+    found = [run.probes[merge] for run in runs]
+    return [jump for jumps in found for at, jump in enumerate(jumps) if (at in (0, len(jumps) - 1)) == edge]
+
+
 def _jumps(runs: Sequence[Measured], *, edge: bool) -> list[float]:
     ends = {1, Setting().relays}
     return [jump for one in runs for stage, jump in one.jumps if (stage in ends) == edge]
 
 
-def _bars(checks: dict[str, bool], found: Sequence[Measured], *, quick: bool) -> Iterator[Bar]:
+def _bars(bench: Bench, checks: dict[str, bool], found: Sequence[Measured], *, quick: bool) -> Iterator[Bar]:
     failed = [name for name, holds in checks.items() if not holds]
     text = f"{len(checks)} equalities of real runs: hashes after exact recovery, losses of trainer and swarm"
     words = f"{text} (not: {'; '.join(failed)})" if failed else text
@@ -159,10 +166,9 @@ def _bars(checks: dict[str, bool], found: Sequence[Measured], *, quick: bool) ->
     yield _at_most(text, hours / theirs, AGAINST_SWAPPED)
     if quick:
         return  # too few losses for what follows
-    top = [one for one in found if one.rate == max(one.rate for one in found)]
-    inner = [_mean(_jumps(_of(top, arm), edge=False)) for arm in (BLEND, "blend, copy")]
+    inner = [_mean(probed(bench.plain.values(), merge, edge=False)) for merge in ("norm", "copy")]
     yield _at_most("inner stages: jump of the loss by a blend / by a copy", inner[0] / inner[1], COPY_SHARE)
-    edges = [_mean(_jumps(_of(found, arm), edge=True)) for arm in (SWAPPED, BLEND)]
+    edges = [_mean(probed(runs.values(), "norm", edge=True)) for runs in (bench.swapped, bench.plain)]
     yield _at_most("edge stages: jump with swapped ends / without", edges[0] / edges[1], EDGE_SHARE)
 
 
@@ -207,6 +213,13 @@ def _notes(bench: Bench, found: Sequence[Measured]) -> Iterator[str]:
         yield f"{name}: {_span(taxes, '+')} steps; {_middle(taxes) / _middle(plain):+.1%}"
     seconds = {name: _mean_s("blend", planner=name) for name in ("straight", "swapped")}
     yield f"an iteration takes {seconds['straight']:.1f} s in order, {seconds['swapped']:.1f} s with swapped ends"
+    for name, trained in (("in order", bench.plain), ("with swapped ends", bench.swapped)):
+        jumps = ", ".join(
+            f"{merge} {_mean(probed(trained.values(), merge, edge=False)):.3f} and "
+            f"{_mean(probed(trained.values(), merge, edge=True)):.3f}"
+            for merge in PROBES
+        )
+        yield f"trained {name}, the loss at the target jumps when an inner stage and when an edge is lost: {jumps}"
     for (rate, arm), runs in _groups(found):
         if runs[0].jumps or runs[0].steps != runs[0].usual:
             lost = sum(one.lost for one in runs)

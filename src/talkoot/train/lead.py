@@ -81,9 +81,7 @@ class Lead(Crew):
         self._recovering: Recovered | None = None
         self.hurt: tuple[str, ...] = ()  # names lost in the recovery under way
         self.served: dict[int, set[PeerId]] = {}  # who held each stage since the newest snapshot
-        self.repeated: dict[
-            int, set[PeerId]
-        ] = {}  # of them, those who are gone but whose words newcomers computed again
+        self.repeated: dict[int, set[PeerId]] = {}  # of them, who is gone but whose words were computed again
         self._sources: dict[int, Source] = {}  # where stages that nobody holds get their state from
         self.manifest: snapshots.Manifest | None = None  # of the newest snapshot
 

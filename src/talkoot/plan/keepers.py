@@ -15,11 +15,11 @@ def choose_keepers(
 ) -> list[tuple[int, PeerId]]:
     """(stage, peer) of further keepers: as many for each stage as it needs, as far as there are peers.
 
-    What takes two adjacent stages at once must not take a stage and its keeper, so neighbours keep each other's
-    stages only where there is nobody else; and of one stage's keepers no two hold the same stage. Among the choices
-    that are left, no
-    peer keeps more than it must, and the slowest link that a gradient has to take is as fast as can be: a bottleneck
-    assignment, solved by augmenting paths under a rising limit (Kuhn, 1955).
+    What takes two adjacent stages at once must not take a stage and its keeper, so neighbours keep each other's stages
+    only where there is nobody else; and of one stage's keepers no two hold the same stage. Among the choices that are
+    left, no peer keeps more than it must, and the longest that a step has to wait for a gradient is as short as can be:
+    a bottleneck assignment, solved by augmenting paths under a rising limit (Kuhn, 1955). A later stage has finished its
+    backwards earlier, and its gradient travels for as long without anybody waiting.
 
     Args:
         view: who holds what, and the links.
@@ -74,8 +74,7 @@ def head_start_s(view: View, stage: int) -> float:
 def _match(
     costs: Mapping[int, Mapping[PeerId, float]], limit: float, load: Mapping[PeerId, int], most: int
 ) -> list[tuple[int, PeerId]] | None:
-    """A peer for every stage over links of at most ``limit``, none keeping more than ``most``; None if there is
-    none."""
+    """A peer for each stage within ``limit`` seconds, none keeping more than ``most``; None if there is no such way."""
     given: dict[tuple[PeerId, int], int] = {}  # a peer's n-th place -> stage
 
     def place(stage: int, seen: set[tuple[PeerId, int]]) -> bool:

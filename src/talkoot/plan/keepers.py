@@ -18,8 +18,8 @@ def choose_keepers(
     What takes two adjacent stages at once must not take a stage and its keeper, so neighbours keep each other's stages
     only where there is nobody else; and of one stage's keepers no two hold the same stage. Among the choices that are
     left, no peer keeps more than it must, and the longest that a step has to wait for a gradient is as short as can be:
-    a bottleneck assignment, solved by augmenting paths under a rising limit (Kuhn, 1955). A later stage has finished its
-    backwards earlier, and its gradient travels for as long without anybody waiting.
+    a bottleneck assignment, solved by augmenting paths under a rising limit (Kuhn, 1955). A later stage has finished
+    its backwards earlier, and its gradient travels for as long without anybody waiting.
 
     Args:
         view: who holds what, and the links.

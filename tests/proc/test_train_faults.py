@@ -75,7 +75,7 @@ def test_a_stopped_peer_that_wakes_up_beside_its_replacement_has_no_say(tmp_path
     def observe(lead: Any, entry: Entry) -> None:
         receipt = entry.receipt
         if receipt.op == "train.commit" and receipt.step == 3 and not frozen:
-            lead._put_down = lambda name: lead.world._processes.pop(name, None)
+            lead.put_down = lambda name: lead.world._processes.pop(name, None)
             frozen.append(lead.world.pid("birch"))
             os.kill(frozen[0], signal.SIGSTOP)
         if receipt.op == "peer.lost":

@@ -186,7 +186,7 @@ def storm(seed: int) -> tuple[Recipe, Any]:
         for when, name, kind in hits:
             simulation.loop.call_at(when, hit, name, kind)
         losses = 0
-        strike_off = lead._strike_off
+        strike_off = lead.strike_off
 
         def striking_off(peer: Any, reason: str) -> None:  # while the swarm recovers, and newcomers are seated
             nonlocal losses
@@ -196,7 +196,7 @@ def storm(seed: int) -> tuple[Recipe, Any]:
                 if number == losses:
                     simulation.loop.call_later(delay, hit, name, "kill")
 
-        lead._strike_off = striking_off  # type: ignore[method-assign]
+        lead.strike_off = striking_off  # type: ignore[method-assign]
 
     return recipe, arrange
 
@@ -265,7 +265,7 @@ def test_work_of_an_older_generation_does_not_speak_in_the_name_of_a_newer_one()
 
 def test_a_loss_while_the_swarm_waits_for_a_replacement_is_part_of_the_same_recovery(tmp_path):
     def kill_alder_too(lead: Lead, simulation: Simulation) -> None:
-        strike_off, struck = lead._strike_off, []
+        strike_off, struck = lead.strike_off, []
 
         def striking_off(peer: Any, reason: str) -> None:
             strike_off(peer, reason)
@@ -273,7 +273,7 @@ def test_a_loss_while_the_swarm_waits_for_a_replacement_is_part_of_the_same_reco
                 simulation.loop.call_later(0.0001, simulation.kill, simulation.of("alder"))
             struck.append(peer)
 
-        lead._strike_off = striking_off  # type: ignore[method-assign]
+        lead.strike_off = striking_off  # type: ignore[method-assign]
 
     recipe = tiny(2, 1, (Fault(peer="birch", step=3, phase="forward"),))
     run = simulate(recipe, tmp_path, started=kill_alder_too)

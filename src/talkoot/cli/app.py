@@ -63,6 +63,7 @@ def train(
     recipe: RecipeFile = None,
     sets: Sets = [],  # noqa: B006
     sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
+    standby: Annotated[Optional[int], typer.Option(help="1: a second process leads on if this is lost.")] = None,  # noqa: UP045
     chaos: ChaosFile = None,
     out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
     json: Json = False,
@@ -70,7 +71,8 @@ def train(
     """Train a model, or go on with a run that was interrupted: the same command resumes."""
     from talkoot.cli import train as verb
 
-    verb.run(recipe=recipe, sets=tuple(sets), sim=sim, chaos=chaos, out=out, as_json=json)
+    spare = () if standby is None else (f"swarm.standbys={standby}",)
+    verb.run(recipe=recipe, sets=(*sets, *spare), sim=sim, chaos=chaos, out=out, as_json=json)
 
 
 @app.command()

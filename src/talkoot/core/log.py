@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from talkoot.core.ids import Digest
 from talkoot.core.receipt import Signed
 
 LOG_VERSION = 1
+BUSY_MS = 30_000
 _SCHEMA = """
 CREATE TABLE receipts (
     position INTEGER PRIMARY KEY,
@@ -71,7 +72,7 @@ class Log:
             )
         try:
             self._database = sqlite3.connect(
-                _address(path, readonly), uri=path is not None, isolation_level=None, timeout=30
+                _address(path, readonly), uri=path is not None, isolation_level=None, timeout=BUSY_MS / 1000
             )
         except sqlite3.OperationalError as problem:
             raise _cannot("opened", path, problem) from problem
@@ -163,7 +164,7 @@ class Log:
         """
         position = max(first, 1)
         try:
-            before = self._chain_at(position - 1)
+            before = self.chain_at(position - 1)
             for row in self._rows(first, last):
                 entry = _check(row, position, before)
                 before = entry.chain
@@ -178,9 +179,10 @@ class Log:
                 code=Exit.FAILED_CHECK,
             ) from problem
 
-    def _chain_at(self, position: int) -> str:
+    def chain_at(self, position: int) -> Digest:
+        """The stored hash chain up to an entry; its start where there is no such entry."""
         row = self._database.execute("SELECT chain FROM receipts WHERE position=?", (position,)).fetchone()
-        return row[0] if row else State().chain
+        return Digest(row[0]) if row else State().chain
 
     def _rows(self, first: int, last: int | None) -> Iterator[tuple[Any, ...]]:
         query = f"SELECT {_COLUMNS} FROM receipts WHERE position BETWEEN ? AND ? ORDER BY position"
@@ -219,9 +221,42 @@ class Log:
             finally:
                 os.close(descriptor)
 
+    def is_free(self, seconds: float) -> bool:
+        """Whether this process can write within so many seconds: no other one stands still in the middle of it."""
+        self._database.execute(f"PRAGMA busy_timeout={int(seconds * 1000)}")
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return False
+        finally:
+            self._database.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+        return True
+
     def close(self) -> None:
         """Flush and close; a closed log cannot be used again."""
         self._database.close()
+
+
+def put_in_place(path: Path, receipts: Iterable[Signed]) -> None:
+    """Put a log of these receipts where a log is that another process holds and does not let go of.
+
+    Whoever has the old file open keeps it, and reaches nobody with what it writes there.
+
+    Raises:
+        ValueError: a receipt is not acceptable.
+        TalkootError: the disk is full or not writable.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    log, state = Log(fresh), State()
+    for signed in receipts:
+        _, state = log.append(signed, state)
+    log.sync()
+    log.close()
+    for suffix in ("-wal", "-shm"):  # first: they must not be taken for the new file's
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+    fresh.replace(path)
 
 
 def _address(path: Path | None, readonly: bool) -> str:

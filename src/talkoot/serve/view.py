@@ -140,6 +140,8 @@ class View:
         if receipt.op in ("run.start", "run.resume") and math.isfinite(receipt.started):
             self._lead = receipt.peer
             self._base = receipt.started - self.now
+        elif receipt.op == "run.succeed":
+            self._lead = receipt.peer  # whose clock is taken to agree with the old lead's
         if receipt.peer == self._lead:
             self.now = max(self.now, self._seconds(receipt.ended))
 
@@ -193,6 +195,17 @@ class View:
         self.peers.all_leave(self.now)
         words = {"done": "The run is complete.", "interrupted": "The run was interrupted; it can be resumed."}
         self._tell(receipt, "end", words.get(reason, f"The run stopped: {reason}."))
+
+    def _standby(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Appointed)
+        text = "stands by for the lead" if facts.peer else f"stands by no more: {clean(facts.reason)}"
+        self._tell(receipt, "join" if facts.peer else "lost", f"{name_of(facts.name)} {text}.")
+
+    def _succeed(self, receipt: Receipt) -> None:
+        facts = receipt.read(records.Succeeded)
+        self.session.update(status="running", reason="")
+        text = f"The lead was lost; {name_of(facts.name)} leads on, with {len(facts.peers)} peers that lost it too."
+        self._tell(receipt, "recover", text, mark=True)
 
     def _warning(self, receipt: Receipt) -> None:
         self._tell(receipt, "problem", clean(receipt.read(records.Warned).text))
@@ -287,6 +300,8 @@ _HANDLERS = {
     "run.start": View._start,
     "run.resume": View._resume,
     "run.end": View._end,
+    "run.standby": View._standby,
+    "run.succeed": View._succeed,
     "run.warning": View._warning,
     "peer.join": View._join,
     "peer.seat": View._seat,

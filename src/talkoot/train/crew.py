@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
+from talkoot.train.allegiance import SUPERSEDED
 from talkoot.train.chaos import LEAD, Docket
 from talkoot.train.job import Job
 from talkoot.train.journal import Journal, Observer, Share
@@ -27,7 +28,10 @@ from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 from talkoot.world.faults import Fault
 
-NOTICES = (LOST, FAILED, HELLO, "cut", "keeping")
+NOTICES = (LOST, FAILED, HELLO, "cut", "keeping", SUPERSEDED)
+if TYPE_CHECKING:
+    from talkoot.train.succession import Succession
+
 PROGRAM = "talkoot.train.peer:train_peer"
 
 A = TypeVar("A")
@@ -50,6 +54,8 @@ class Crew:
         log: an open log; what it holds is continued.
         observer: called with each new entry.
     """
+
+    succession: Succession
 
     def __init__(self, world: Host, job: Job, log: Log, observer: Observer) -> None:
         self.world, self.job, self.recipe = world, job, job.recipe
@@ -81,6 +87,8 @@ class Crew:
         self.furthest = max(self.furthest, self.step)
         if op == "train.commit":
             self.watchdog.committed()
+        if op.startswith("peer."):
+            self.succession.note()
 
     def flush_states(self) -> None:
         """Write down what has happened to slots and to the run since the last time."""
@@ -173,8 +181,8 @@ class Crew:
             self.states.note(self.roster.name_of(PeerId(peer)), "suspect")
             await self.tell(PeerId(peer), "probe", None, self.step)
         for peer in verdict.lost:
-            self._put_down(self.roster.name_of(PeerId(peer)))
-            self._strike_off(PeerId(peer), verdict.why)
+            self.put_down(self.roster.name_of(PeerId(peer)))
+            self.strike_off(PeerId(peer), verdict.why)
         if verdict.lost:
             raise PeersLost(self.roster.lost)
         if verdict.again:
@@ -186,6 +194,8 @@ class Crew:
 
     def _notice(self, message: Message) -> None:
         """Deal with news about who is there."""
+        if self.succession.takes(message):
+            return
         if message.topic == LOST:
             if self._lose(message):
                 raise PeersLost(self.roster.lost)
@@ -250,10 +260,11 @@ class Crew:
         peer = roster.find(message.sender)
         if peer is None:
             return False  # known already: both its connection and its process report the same end
-        self._strike_off(peer, message.read(Lost).reason)
+        self.strike_off(peer, message.read(Lost).reason)
         return True
 
-    def _strike_off(self, peer: PeerId, reason: str) -> None:
+    def strike_off(self, peer: PeerId, reason: str) -> None:
+        """Write down that a member is lost; what that means is decided elsewhere."""
         roster = self.roster
         self.watchdog.rest()
         member = roster.members.pop(peer)
@@ -276,11 +287,11 @@ class Crew:
         Raises:
             PeersLost: always.
         """
-        self._put_down(self.roster.name_of(peer))
-        self._strike_off(peer, reason)
+        self.put_down(self.roster.name_of(peer))
+        self.strike_off(peer, reason)
         raise PeersLost(self.roster.lost)
 
-    def _put_down(self, name: str) -> None:
+    def put_down(self, name: str) -> None:
         """End the process of that name, if there is one: what stands still must not wake up beside its replacement."""
         with suppress(KeyError, ProcessLookupError):  # it is gone, as it should be
             self.world.disturb(name, "kill")
@@ -306,7 +317,7 @@ class Crew:
     def _launch(self, name: str) -> None:
         self.roster.count_launch(name, self.step)
         self.states.note(name, "launch")
-        self._put_down(name)
+        self.put_down(name)
         launch = Launch(
             name=name,
             program=PROGRAM,
@@ -314,6 +325,7 @@ class Crew:
             speed=self.roster.stated_speed(name),
             faults=self._docket.of(name, self.furthest, self.world.now() - self._started),
             threads=self.recipe.swarm.threads,
+            orphan_s=2 * self.recipe.train.patience_s if self.recipe.swarm.standbys else 0.0,
         )
         self.roster.launched[name] = ticket = self.world.launch(launch)
         self.roster.awaited[name] = self.world.identity(ticket)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 from talkoot.core.fold import Entry, State, fold
 from talkoot.core.ids import Digest, PeerId
@@ -13,6 +14,14 @@ from talkoot.world.api import World
 
 Share = tuple[int, tuple[int, ...]]  # a peer's stage and, in order, its microbatches
 Observer = Callable[[Entry, State], None]
+
+
+def unobserved(entry: Entry, state: State) -> None:
+    """An observer that ignores everything."""
+
+
+# Who watches the log: set where a run begins, found again by a standby that takes over in the same process.
+OBSERVER: ContextVar[Observer] = ContextVar("observer", default=unobserved)
 
 
 class Journal:
@@ -55,6 +64,14 @@ class Journal:
     def entries(self) -> Iterator[Entry]:
         """All entries, from the first."""
         return self._log.entries()
+
+    def signed(self, first: int) -> Iterator[Signed]:
+        """What the log's file holds from entry ``first`` on, unchecked; somebody else may have written there too."""
+        return self._log.signed(first)
+
+    def chain_at(self, position: int) -> Digest:
+        """The hash chain up to an entry."""
+        return self._log.chain_at(position)
 
     def sync(self) -> None:
         """Let what was appended survive a power cut."""

@@ -19,7 +19,7 @@ from talkoot.plan.drift import Drift
 from talkoot.plan.newcomers import stages_for
 from talkoot.plan.steps import View
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.crew import NOTICES, Crew
+from talkoot.train.crew import NOTICES, Crew, PeersLost
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.outlook import start_of, view_of
@@ -27,7 +27,6 @@ from talkoot.train.period import Period
 from talkoot.train.records import (
     Blended,
     End,
-    PeerState,
     Recovered,
     Resume,
     RolledBack,
@@ -36,6 +35,7 @@ from talkoot.train.records import (
 from talkoot.train.recovery import Source, Unrecoverable, climb
 from talkoot.train.seating import arrange_keepers, introduce, loss_of, seat
 from talkoot.train.states import RUN, States
+from talkoot.train.succession import Succession
 from talkoot.world.api import HELLO, Host
 
 
@@ -65,6 +65,7 @@ class Lead(Crew):
         observer: Observer = lambda entry, state: None,
     ) -> None:
         super().__init__(world, job, log, observer)
+        self.succession = Succession(self)
         self.folder, self.stages, self.num_stages = folder, list(stages), len(stages)
         self.held_out_batches, self.tokenizer_digest = held_out_batches, tokenizer_digest
         self.evaluated_at: int | None = None
@@ -76,7 +77,6 @@ class Lead(Crew):
         self.routes = self.recipe.routes  # as planned, or as the peers agreed on last
         self.routed_for: Mapping[str, int] = dict(self.roster.home) if self.routes else {}  # who held what then
         self.drift = Drift(self.recipe.train.replan_at)
-        self.busy_peers: tuple[PeerState, ...] = ()  # each present peer's account, as of the end of the run
         self._vacated = False
         self._recovering: Recovered | None = None
         self.hurt: tuple[str, ...] = ()  # names lost in the recovery under way
@@ -145,9 +145,13 @@ class Lead(Crew):
         for name in self.roster.due(self.step):
             self._launch(name)
         if self.roster.lost:
+            await self.succession.seal()  # whoever lost them may be cut off itself: then it starts and ends nobody
             self.states.note(RUN, "drained")
             self._recover()
             self.states.note(RUN, "plan")
+            await self.succession.seal()  # it may have gone back; nobody is to do that under two leads
+            if self.roster.lost:
+                raise PeersLost(self.roster.lost)
         while self._await_names():
             await self.next(HELLO, self._await_names())
         if self.strangers:
@@ -165,6 +169,7 @@ class Lead(Crew):
         self.states.note(RUN, "whole")
         self.flush_states()
         await arrange_keepers(self)
+        await self.succession.tend()
 
     async def _fill_seats(self) -> None:
         vacant = self.roster.unseated()
@@ -257,7 +262,7 @@ class Lead(Crew):
 
     async def finish(self) -> None:
         """Write down the end and send everybody home."""
-        self.busy_peers = tuple(self.state["peers"].present.values())
         self.end("done" if self.step >= self.recipe.train.steps else "interrupted")
+        await self.succession.close()
         for peer in self.roster.members:
             await self.tell(peer, "stop", None, self.step)

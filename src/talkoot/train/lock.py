@@ -47,6 +47,24 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def seized(folder: Path, process: int) -> Iterator[None]:
+    """As :func:`locked`, also where ``process`` still holds the folder: it stands still, and this one takes its place.
+
+    A lock cannot be taken from who has it, but its file can be replaced. The other one, should it go on, holds a lock
+    that nobody looks at any more.
+
+    Raises:
+        TalkootError: as :func:`locked`; any other process holds it.
+    """
+    path = folder / LOCK
+    if holder(folder) == str(process):
+        path.rename(path.with_name(f"{LOCK}.of-{process}"))
+    with locked(folder):
+        path.with_name(f"{LOCK}.of-{process}").unlink(missing_ok=True)
+        yield
+
+
 def _take(file: IO[str], seconds: float = 0.5) -> bool:
     """Lock a file; a moment's patience, because whoever asks :func:`holder` holds it for an instant."""
     deadline = time.monotonic() + seconds

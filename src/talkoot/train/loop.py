@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.fold import State
 from talkoot.core.ids import PeerId
 from talkoot.plan import StepPlan, planners, validate
 from talkoot.train.crew import PeersLost, Stalled
@@ -26,6 +27,7 @@ from talkoot.train.routing import refresh_routes
 from talkoot.train.saving import save_snapshot
 from talkoot.train.schedule import learning_rate
 from talkoot.train.seating import scale_of
+from talkoot.train.succession import Superseded
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,25 +42,46 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     already: bool = False
 
 
+def result_of(state: State, steps: int, *, already: bool = False) -> Result:
+    """What a run in this state has to show."""
+    train, run = state["train"], state["run"]
+    return Result(
+        finished=train.step >= steps and run.ended == "done",
+        step=train.step,
+        loss=train.loss,
+        held_out=train.held_out,
+        state_hash=run.state_hash,
+        log_hash=state.chain,
+        already=already,
+    )
+
+
 async def train(lead: Lead) -> Result:
     """Run the job from wherever the log says it is to its last step."""
     lead.assemble()
+    return await conduct(lead)
+
+
+async def conduct(lead: Lead) -> Result:
+    """Lead from here to the end, whatever kind of end it is, and write it down.
+
+    Raises:
+        Superseded: this lead may not go on, and its peers are not its own any more.
+        TalkootError: the run cannot go on.
+    """
     try:
         await run_steps(lead)
+    except Superseded:
+        raise
     except TalkootError as problem:
+        if (overtaken := lead.succession.overtaken()) is not None:
+            raise overtaken from problem
         with suppress(TalkootError):  # the log itself may be what cannot be written
             lead.end(problem.what)
+        await lead.succession.close()
         raise
     await lead.finish()
-    state = lead.state["train"]
-    return Result(
-        finished=lead.step >= lead.recipe.train.steps,
-        step=lead.step,
-        loss=state.loss,
-        held_out=state.held_out,
-        state_hash=lead.state_hash,
-        log_hash=lead.state.chain,
-    )
+    return result_of(lead.state, lead.recipe.train.steps)
 
 
 async def run_steps(lead: Lead) -> None:
@@ -147,12 +170,12 @@ async def commit(lead: Lead, situation: Situation, prepared: Mapping[PeerId, Pre
         bumps=tuple(sorted(bumps.items())),
     )
     lead.record("train.commit", facts, step=step, parents=tuple(parents))
+    await lead.succession.seal()
     if recipe.replan_at:
         watch_speeds(lead, prepared)
     owners = {stage: lead.roster.holders(stage)[0] for stage, streams in situation.streams.items() if streams}
-    word = Commit(
-        rates=tuple(rate * bumps.get(stage, 1.0) for stage in range(lead.num_stages)),
-        scale=scale_of(recipe.clip, norm),
+    word = msgspec.structs.replace(
+        order_of(lead, facts),
         streamed=tuple((stage, owner, situation.attempts.get(stage, 0)) for stage, owner in owners.items()),
         log_from=(lead.saved_at or 0) if "replay" in lead.recipe.recovery.ladder else None,
     )
@@ -160,6 +183,15 @@ async def commit(lead: Lead, situation: Situation, prepared: Mapping[PeerId, Pre
         await lead.tell(peer, "commit", word, step)
     for stage, streams in situation.streams.items():
         lead.keepers.committed(stage, streams, step)
+
+
+def order_of(lead: Lead, facts: Committed) -> Commit:
+    """What peers are told to do with the gradient that they prepared, as far as it follows from the log."""
+    rate, bumps = facts.learning_rate, dict(facts.bumps)
+    return Commit(
+        rates=tuple(rate * bumps.get(stage, 1.0) for stage in range(lead.num_stages)),
+        scale=scale_of(lead.recipe.train.clip, facts.gradient_norm),
+    )
 
 
 def watch_speeds(lead: Lead, prepared: Mapping[PeerId, Prepared]) -> None:

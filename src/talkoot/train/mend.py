@@ -117,6 +117,7 @@ async def mend(lead: Lead, situation: Situation, repair: Repair, step: int) -> S
             meanwhile (then it may be called again).
     """
     plan, progress = situation.plan, None
+    await lead.succession.seal()  # before anybody is replaced: this lead itself may be what is cut off
     while progress is None:
         situation = msgspec.structs.replace(situation, stocktakings=situation.stocktakings + 1)
         lost = lost_on_paths(lead, plan)

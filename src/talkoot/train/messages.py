@@ -26,10 +26,14 @@ class Contact(msgspec.Struct, frozen=True, array_like=True):
     address: str
 
 
-class Introduce(msgspec.Struct, frozen=True):
-    """Lead to peer, ``introduce``: these are the others."""
+class Introduce(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Lead to peer, ``introduce``: these are the others.
+
+    ``processes``: for a standby, process ids by name, of those that run on the lead's machine.
+    """
 
     contacts: tuple[Contact, ...]
+    processes: dict[str, int] = {}
 
 
 class Visit(msgspec.Struct, frozen=True, array_like=True):
@@ -325,3 +329,44 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     tensors: dict[str, str]
     problem: str = ""
+
+
+class Heir(msgspec.Struct, frozen=True):
+    """Lead to peer, ``heir``: if I am lost, this standby may lead; ``dismiss``: it may not, answered ``dismissed``."""
+
+    peer: str
+    address: str = ""
+
+
+class Entries(msgspec.Struct, frozen=True):
+    """Lead to standby, ``entries``: the log from entry ``after`` + 1 on, and its hash chain with them."""
+
+    after: int
+    signed: tuple[Signed, ...]
+    chain: str
+
+
+class Entered(msgspec.Struct, frozen=True):
+    """Standby to lead, ``entered``: my copy of the log has that many entries."""
+
+    position: int
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """Peer to standby, ``orphan``: I lost the lead and will not obey it any more."""
+
+    generation: int
+
+
+class Follow(msgspec.Struct, frozen=True, kw_only=True):
+    """Peer to its new lead, ``follow``, the answer to ``claim``: I obey you, and this is what I hold.
+
+    Attributes:
+        stage: None = no state.
+        applied: committed steps that it contains.
+        prepared: the step whose gradient is final and not applied; -1 = none.
+    """
+
+    stage: int | None
+    applied: int = 0
+    prepared: int = -1

@@ -18,6 +18,7 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
 from talkoot.plan.steps import Phase
+from talkoot.train.allegiance import TOPICS as WHOM_TO_OBEY
 from talkoot.train.compute import gradient_bytes
 from talkoot.train.job import Job, make_stage
 from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
@@ -26,6 +27,7 @@ from talkoot.train.messages import (
     Begin,
     Commit,
     Cut,
+    Follow,
     Give,
     Gradient,
     Hello,
@@ -69,22 +71,25 @@ class Peer(Worker):
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
         world = self.world
-        topics = (*FROM_LEAD, *FROM_OWNERS, LOST)
+        topics = (*FROM_LEAD, *FROM_OWNERS, *WHOM_TO_OBEY, LOST)
         first = await self._say_hello(topics)
         while True:
-            message, first = first or await world.receive(*topics), None
+            try:
+                message = first or await world.receive(*topics, timeout=self.allegiance.patience_s)
+            except TimeoutError:  # there is no lead any more
+                return await self._cancel()
+            first = None
             if message.topic == LOST:
-                if message.sender == self.lead:
+                if not await self._lost(message):
                     return await self._cancel()
-                if self.node is not None:
-                    await self._forget(self.node, message.sender)
-                # The lead may still reach both of us, so it must hear of it; what it means is its decision.
-                await world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
                 continue
             if message.topic in FROM_OWNERS:
                 await self._hear_owner(message)
                 continue
-            if message.sender != self.lead or message.generation < self.generation:
+            if message.topic == "claim" and self.allegiance.accepts(message, self.generation):
+                await self._follow(message)
+                continue
+            if not await self.allegiance.obeys(message) or message.generation < self.generation:
                 continue
             await self._enter(message.generation)
             if message.topic in ("give", "begin", "commit", "save") and message.step != self.step:
@@ -113,10 +118,22 @@ class Peer(Worker):
                     self.running = tasks.create_task(self.work_on(message.read(Begin), message.step))
                 case "commit":
                     await self._commit(message.read(Commit), message.step)
+                case "heir" | "dismiss":
+                    await self.allegiance.hear(message)
                 case "save":
                     await self._save(message.step)
                 case "stop":
                     return await self._cancel()
+
+    async def _lost(self, message: Message) -> bool:
+        """A link broke; whether there is still somebody to work for."""
+        if self.allegiance.concerns(message.sender):
+            return await self.allegiance.lost(message.sender, self.generation)
+        if self.node is not None:
+            await self._forget(self.node, message.sender)
+        # The lead may still reach both of us, so it must hear of it; what it means is its decision.
+        await self.world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
+        return True
 
     async def _say_hello(self, topics: Sequence[str]) -> Message:
         """Introduce oneself until there is an answer; returns it."""
@@ -125,6 +142,13 @@ class Peer(Worker):
             await self.world.send(self.lead, HELLO, hello)
             with suppress(TimeoutError):
                 return await self.world.receive(*topics, timeout=self.job.recipe.recovery.watchdog_s)
+
+    async def _follow(self, claim: Message) -> None:
+        """Say to a new lead what is here, before its generation ends what is under way; a final gradient is kept."""
+        stage = None if self.step is None else self.index
+        follow = Follow(stage=stage, applied=self.step or 0, prepared=self.ready)
+        await self._enter(claim.generation)
+        await self.tell("follow", follow, claim.step)
 
     async def _enter(self, generation: int) -> None:
         if generation > self.generation:
@@ -144,6 +168,7 @@ class Peer(Worker):
         self.index = assign.stage
         await self.world.reached(assign.reached, "assign", late=True)
         self.stage = self.step = None  # two stages at once might not fit
+        self.ready = -1
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         self.sent = SentLog()
         await rebuild(self, assign, stage)
@@ -242,6 +267,7 @@ class Peer(Worker):
         await self.world.reached(step, "commit")
         stage, work = self.held(), UPDATE_FLOPS * self.held().num_values
         await self.world.compute(lambda: stage.apply(commit.rates[self.index], commit.scale), work)
+        self.ready = -1
         if commit.log_from is not None:
             self.sent.note(step, self.desk.parcels(), commit.log_from)
         for index, owner, attempt in commit.streamed:

@@ -110,8 +110,8 @@ def _check_swarm(recipe: Recipe) -> None:
     if not isinstance(swarm.slots, int) and len(swarm.slots) != count:
         raise _bad("swarm.slots", f"{len(swarm.slots)} figures for {count} peers")
     names = [*swarm.names, *(joiner.name for joiner in swarm.joiners)]
-    if any(not name or name != "".join(name.split()) or "->" in name or name == LEAD for name in names):
-        raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" is taken')
+    if any(not name or name != "".join(name.split()) or "->" in name or _is_taken(name) for name in names):
+        raise _bad("swarm.names", 'a name has no blanks and no "->" in it, and "lead" and "standby" are taken')
     everybody = [*swarm.peers, *(joiner.name for joiner in swarm.joiners)]
     if len(set(everybody)) != len(everybody):
         raise _bad("swarm.joiners", "two peers have the same name")
@@ -134,6 +134,10 @@ def _check_swarm(recipe: Recipe) -> None:
         raise _bad("routes", f"they carry {total} microbatches, train.microbatches is {train.microbatches}")
 
 
+def _is_taken(name: str) -> bool:
+    return name == LEAD or name.startswith("standby")  # a later standby has a number
+
+
 def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     """(key, value, whether it is permitted, what is permitted) of the numbers that are not counts."""
     train = recipe.train
@@ -153,6 +157,7 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     slots = recipe.swarm.slots
     for value in (slots,) if isinstance(slots, int) else slots:
         yield "swarm.slots", value, value >= 0, "at least 0"
+    yield "swarm.standbys", recipe.swarm.standbys, recipe.swarm.standbys in (0, 1), "0 or 1"
     yield "swarm.flops", recipe.swarm.flops, 0 < recipe.swarm.flops < math.inf, "above 0"
     recovery = recipe.recovery
     for name in ("bump", "watchdog_s"):

@@ -3,56 +3,13 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
 from talkoot.core.fold import Chapter, Entry, chapters
 from talkoot.core.receipt import Receipt
 from talkoot.plan.steps import Route
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all bodies."""
-
-
-class Start(Facts, frozen=True, kw_only=True):
-    """``run.start``: what this run is. ``recipe`` and ``config`` are plain data, as read."""
-
-    world: str
-    talkoot: str
-    recipe: dict[str, Any]
-    config: dict[str, Any]
-    parameters: int
-    stages: tuple[tuple[int, int], ...]
-    tokens: str = ""
-    tokenizer: str = ""
-
-
-class Resume(Facts, frozen=True, kw_only=True):
-    """``run.resume``: the lead was started again.
-
-    Attributes:
-        stages, steps: the cut and the number of steps that hold from here on; empty and 0 = as before.
-    """
-
-    world: str
-    talkoot: str
-    stages: tuple[tuple[int, int], ...] = ()
-    steps: int = 0
-
-
-class End(Facts, frozen=True, kw_only=True):
-    """``run.end``: the lead stopped; ``reason`` is ``done``, ``interrupted`` or an error."""
-
-    reason: str
-    state_hash: str = ""
-
-
-class Warned(Facts, frozen=True, kw_only=True):
-    """``run.warning``: something the user should know and nothing that stops the run."""
-
-    text: str
+from talkoot.train.run_records import Appointed, End, Facts, Resume, RunState, Start, Succeeded, Warned
 
 
 class Joined(Facts, frozen=True, kw_only=True):
@@ -213,18 +170,6 @@ class Mended(Facts, frozen=True, kw_only=True):
         return ", ".join(parts) or "nothing was on its way through them"
 
 
-class RunState(msgspec.Struct, frozen=True):
-    """The chapter ``run``."""
-
-    start: Start | None = None
-    world: str = ""
-    lead: str = ""
-    sessions: int = 0
-    steps: int = 0
-    ended: str = ""
-    state_hash: str = ""
-
-
 class PeerState(msgspec.Struct, frozen=True):
     """One peer that is present."""
 
@@ -259,37 +204,6 @@ class TrainState(msgspec.Struct, frozen=True):
     rollbacks: int = 0
     norms: tuple[float, ...] = ()
     blended: MappingProxyType[int, int] = MappingProxyType({})
-
-
-def _run(state: RunState, entry: Entry) -> RunState:
-    receipt, replace = entry.receipt, msgspec.structs.replace
-    if receipt.op not in ("run.start", "run.resume", "train.step") and receipt.peer != state.lead:
-        raise ValueError(f"{receipt.op} is the lead's to state, not {receipt.peer[:8]}'s")
-    if not receipt.op.startswith("run."):
-        return state
-    match receipt.op:
-        case "run.start":
-            if state.start is not None:
-                raise ValueError("a run starts once")
-            facts = receipt.read(Start)
-            steps = facts.recipe.get("train", {}).get("steps", 0)
-            return RunState(start=facts, world=facts.world, lead=receipt.peer, sessions=1, steps=steps)
-        case "run.resume":
-            facts = receipt.read(Resume)
-            return replace(
-                state,
-                world=facts.world,
-                lead=receipt.peer,
-                sessions=state.sessions + 1,
-                steps=facts.steps or state.steps,
-                ended="",
-            )
-        case "run.end":
-            facts = receipt.read(End)
-            return replace(state, ended=facts.reason, state_hash=facts.state_hash or state.state_hash)
-        case "run.warning":
-            return state
-    raise ValueError(f"unknown operation {receipt.op}")
 
 
 def _peers(state: PeersState, entry: Entry) -> PeersState:
@@ -334,7 +248,9 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
     if receipt.generation < state.generation:
         raise ValueError(f"generation {receipt.generation} is stale, the run is at {state.generation}")
     match receipt.op:
-        case "run.resume":  # so that no two sessions share a generation, even when one of them committed nothing
+        case "run.resume" | "run.succeed":  # so that no two leads share a generation, even when one committed nothing
+            if receipt.op == "run.succeed" and receipt.generation == state.generation:
+                raise ValueError("whoever succeeds a lead does so under a new generation")
             return replace(state, generation=receipt.generation)
         case "train.commit":
             facts = receipt.read(Committed)
@@ -370,6 +286,31 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
     return state  # a peer's own account changes nothing until the commit that cites it
 
 
-chapters.register("run")(Chapter(("run.", "peer.", "train."), RunState(), _run))
 chapters.register("peers")(Chapter(("run.", "peer.", "train.step"), PeersState(), _peers))
-chapters.register("train")(Chapter(("run.resume", "train."), TrainState(), _train))
+chapters.register("train")(Chapter(("run.resume", "run.succeed", "train."), TrainState(), _train))
+
+__all__ = [
+    "Appointed",
+    "Blended",
+    "Checkpointed",
+    "Committed",
+    "End",
+    "Evaluated",
+    "Facts",
+    "Gone",
+    "Joined",
+    "Mended",
+    "PeerState",
+    "PeersState",
+    "Recovered",
+    "Resume",
+    "RolledBack",
+    "Routed",
+    "RunState",
+    "Seated",
+    "Start",
+    "Succeeded",
+    "TrainState",
+    "Warned",
+    "Worked",
+]

@@ -6,6 +6,7 @@ This is how ``talkoot plan`` predicts a step's time, and how swarms of hundreds 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -13,13 +14,15 @@ from talkoot.core.fold import Entry, State
 from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.train.job import Job
+from talkoot.train.journal import OBSERVER
 from talkoot.train.lead import Lead
-from talkoot.train.loop import Result, train
+from talkoot.train.loop import Result, result_of, train
 from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
+from talkoot.train.records import PeerState
 from talkoot.world.api import Host
-from talkoot.world.sim.simulation import Computed, Simulation
+from talkoot.world.sim.simulation import Computed, LeadKilled, Simulation
 
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,29 +67,36 @@ def rehearse(
     check_methods(recipe)
     simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops, diary=diary)
     entries: list[Entry] = []
+    states = [State()]  # the latest
+    busy: list[PeerState] = []  # each present peer's account, as of the end of the run
     started(simulation)
 
-    async def main(world: Host) -> tuple[Result, Lead, float]:
-        def observe(entry: Entry, _: State) -> None:
+    async def main(world: Host) -> None:
+        def observe(entry: Entry, state: State) -> None:
+            del entries[entry.position - 1 :]  # what a lead wrote last may be lost with it
             entries.append(entry)
+            if entry.receipt.op == "run.end":
+                busy[:] = states[0]["peers"].present.values()
+            states[0] = state
             if entry.receipt.op == "train.commit":
                 at_commit(lead, entry.receipt.step)
 
+        OBSERVER.set(observe)
         lead = Lead(world, Job(recipe=recipe, config=config), cut_stages(config, recipe), Log(None), observer=observe)
-        result = await train(lead)
-        busy_at_end = world.now()
+        await train(lead)
         await world.dismiss()
-        return result, lead, busy_at_end
 
-    result, lead, seconds = simulation.run(main)
+    with suppress(LeadKilled):  # its standby ended the run
+        simulation.run(main)
+    seconds = entries[-1].receipt.ended
     commits = [0.0] + [entry.receipt.ended for entry in entries if entry.receipt.op == "train.commit"]
     return Rehearsal(
-        result=result,
+        result=result_of(states[0], recipe.train.steps),
         seconds=seconds,
         step_seconds=commits[-1] - commits[-2],
         events=simulation.events,
-        busy={peer.name: peer.busy_s / seconds for peer in lead.busy_peers},
-        sent_bytes={peer.name: peer.sent_bytes for peer in lead.busy_peers},
+        busy={peer.name: peer.busy_s / seconds for peer in busy},
+        sent_bytes={peer.name: peer.sent_bytes for peer in busy},
         entries=entries,
         computations=simulation.computations,
     )

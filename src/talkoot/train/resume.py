@@ -7,7 +7,8 @@ from typing import Any
 
 from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
-from talkoot.core.fold import State, fold
+from talkoot.core.fold import Entry, State, fold
+from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Start
@@ -61,6 +62,21 @@ def check_same_world(start: Start | None, world: str, folder: Path) -> None:
             where=str(folder),
             why=f"a {world} run was asked for",
             next="name another folder with --out, or continue it in its own world (--sim or not)",
+        )
+
+
+def check_same_key(first: Entry | None, key: Key, path: Path) -> None:
+    """Refuse to resume a run without the key that began it: its log would not verify.
+
+    Raises:
+        TalkootError: ``path`` holds another key, because it was lost and is new.
+    """
+    if first is not None and first.receipt.peer != key.peer:
+        raise TalkootError(
+            "the key of this run is missing",
+            where=str(path),
+            why=f"the run was begun by {first.receipt.peer[:8]}, this key is {key.peer[:8]}",
+            next="restore the file from a backup, or start a new run with --out",
         )
 
 

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from talkoot.core.fold import State
+from talkoot.core.fold import fold
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
 from talkoot.train.job import Job
-from talkoot.train.journal import Observer
+from talkoot.train.journal import OBSERVER, Observer
 from talkoot.train.lead import Lead
 from talkoot.train.lock import locked
-from talkoot.train.loop import Result, train
+from talkoot.train.loop import Result, result_of, train
 from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (
+    check_same_key,
     check_same_run,
     check_same_text,
     check_same_tokenizer,
@@ -34,9 +35,10 @@ from talkoot.train.resume import (
     finished,
     started_as,
 )
+from talkoot.train.succession import Superseded
 from talkoot.world.api import Host
 from talkoot.world.blobs import sweep
-from talkoot.world.sim.simulation import Simulation
+from talkoot.world.sim.simulation import LeadKilled, Simulation
 
 LOG = "log.sqlite"
 # torch.optim imports torch._dynamo at its first use: 1.5 s that every peer would spend, and a newcomer at once.
@@ -66,9 +68,10 @@ def run_real(
 
     with _open(recipe, folder, "real") as (log, job, held_out, tokenizer):
         if (state := finished(log, recipe.train.steps)) is not None:
-            return _as_it_was(state)
+            return result_of(state, recipe.train.steps, already=True)
         key = _key(folder / "lead.key")
         first = next(log.entries(1, 1), None)
+        check_same_key(first, key, folder / "lead.key")
         run = first.receipt.run if first else f"{recipe.name}-{os.urandom(4).hex()}"
         swarm = recipe.swarm
         settings = Settings(
@@ -84,11 +87,14 @@ def run_real(
         async def main() -> Result:
             host = RealHost(settings, key, preload=PRELOAD)
             lead = _lead(host, job, recipe, log, folder, held_out, tokenizer, observer)
-            _stop_on_signals(lead)
+            stop_on_signals(lead)
             started(lead)
             try:
                 await host.ready()
                 return await train(lead)
+            except Superseded:
+                host.abandon()
+                raise
             finally:
                 await host.dismiss()
                 await host.close()
@@ -110,11 +116,12 @@ def run_simulated(
 
     with _open(recipe, folder, "simulated") as (log, job, held_out, tokenizer):
         if (state := finished(log, recipe.train.steps)) is not None:
-            return _as_it_was(state)
+            return result_of(state, recipe.train.steps, already=True)
         simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=recipe.swarm.flops)
         threads = torch.get_num_threads()
 
         async def main(world: Host) -> Result:
+            OBSERVER.set(observer)
             lead = _lead(world, job, recipe, log, folder, held_out, tokenizer, observer)
             started(lead)
             with _stop_on_interrupt(lead):
@@ -125,21 +132,18 @@ def run_simulated(
         try:
             torch.set_num_threads(recipe.swarm.threads)
             return simulation.run(main)
+        except LeadKilled:  # what its standby made of the run stands in the log
+            return _result_in(folder, recipe.train.steps)
         finally:
             torch.set_num_threads(threads)
 
 
-def _as_it_was(state: State) -> Result:
-    train, run = state["train"], state["run"]
-    return Result(
-        finished=True,
-        step=train.step,
-        loss=train.loss,
-        held_out=train.held_out,
-        state_hash=run.state_hash,
-        log_hash=state.chain,
-        already=True,
-    )
+def _result_in(folder: Path, steps: int) -> Result:
+    log = Log(folder / LOG, readonly=True)
+    try:
+        return result_of(fold(log.entries()), steps)
+    finally:
+        log.close()
 
 
 def _lead(
@@ -187,7 +191,7 @@ def _key(path: Path) -> Key:
     return Key.load(path)
 
 
-def _stop_on_signals(lead: Lead) -> None:
+def stop_on_signals(lead: Lead) -> None:
     """First Ctrl-C: finish the step, save, leave. Second: leave at once."""
     if threading.current_thread() is not threading.main_thread():
         return  # signals are the main thread's

@@ -168,6 +168,7 @@ class Swarm(Section, frozen=True, kw_only=True):
         emulate: in the real world, delay messages like the network section's links and computations like ``flops``.
         joiners: peers that come later.
         respawn: start a replacement when a peer is lost.
+        standbys: 1 = a second process follows the log and leads on if the lead is lost; 0 = none does.
         threads: torch threads per peer.
         host: address that peers listen on; anything but loopback is encrypted.
     """
@@ -184,6 +185,7 @@ class Swarm(Section, frozen=True, kw_only=True):
     emulate: bool = False
     joiners: tuple[Joiner, ...] = ()
     respawn: bool = True
+    standbys: int = 0
     threads: int = 1
     host: str = "127.0.0.1"
 

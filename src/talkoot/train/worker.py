@@ -13,6 +13,7 @@ import msgspec
 from talkoot.core.ids import PeerId, digest
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.plan.steps import Work
+from talkoot.train.allegiance import Allegiance
 from talkoot.train.compute import StageCompute
 from talkoot.train.desk import Desk, Parcel
 from talkoot.train.job import Job
@@ -46,9 +47,8 @@ class Worker:
     """
 
     def __init__(self, world: World, job: Job) -> None:
-        if world.lead is None:
-            raise ValueError("a training peer needs a lead")
-        self.world, self.job, self.lead = world, job, world.lead
+        self.world, self.job = world, job
+        self.allegiance = Allegiance(world, job.recipe.train.patience_s)
         self.stage: StageCompute | None = None
         self.index = 0
         self.generation = 0
@@ -56,6 +56,7 @@ class Worker:
         self.mix = Mix(group=(), visitors=())
         self.hops = ""  # the topic on which neighbours' frames of this step arrive
         self.prepared = -1  # the mixing attempt that the lead was told of
+        self.ready = -1  # the step whose gradient is final and not applied
         self.running: asyncio.Task[None] | None = None
         self.sent_bytes = 0
         self.busy_s = 0.0
@@ -65,6 +66,11 @@ class Worker:
         self.waiting = False  # for somebody's message
         self.pulse_s = max(PULSE_S, job.recipe.recovery.watchdog_s / 10)
         self.pulsed_at = world.now()
+
+    @property
+    def lead(self) -> PeerId:
+        """Whom this peer works for."""
+        return self.allegiance.lead
 
     def held(self) -> StageCompute:
         if self.stage is None:
@@ -84,7 +90,7 @@ class Worker:
             world.me, begin.items, begin.order, ring=begin.ring, slots=begin.slots, forward_only=begin.evaluate
         )
         self.hops = f"hop/{self.generation}/{step}{'/evaluate' if begin.evaluate else ''}"
-        self.mix, self.prepared = begin.mix, -1
+        self.mix, self.prepared, self.ready = begin.mix, -1, -1
         while True:
             with suppress(_Amended):
                 await self._turn(stage, step, started)
@@ -185,6 +191,7 @@ class Worker:
             await self._deliver(parcel, step)
         before, self.mix = self.mix.attempt, amend.mix
         if amend.mix.attempt != before:
+            self.ready = -1
             self.held().amend(amend.mix.visitors)
             raise _Amended
 
@@ -242,6 +249,7 @@ class Worker:
         losses = {m: loss for m, loss in losses.items() if m in self.desk.items}
         receipt = None if self.desk.forward_only else self._receipt(losses, norms, step, started)
         facts = Prepared(losses=tuple(sorted(losses.items())), norms=norms, attempt=self.mix.attempt, receipt=receipt)
+        self.ready = -1 if self.desk.forward_only else step
         await self.tell("prepared", facts, step)
 
     def _receipt(

@@ -112,6 +112,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         speed: compute speed relative to an unhindered peer (0.5 = takes twice as long).
         faults: what is to go wrong with it, and when.
         threads: compute threads.
+        host: its world is a :class:`Host`: it may start peers itself.
+        orphan_s: how long it outlives its lead, in the hope of another one that it can :meth:`World.follow`.
     """
 
     name: str
@@ -120,6 +122,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = 1.0
     faults: tuple[Fault, ...] = ()
     threads: int = 1
+    host: bool = False
+    orphan_s: float = 0.0
 
 
 class World(Protocol):
@@ -131,7 +135,7 @@ class World(Protocol):
     key: Key
     blobs: Blobs
     address: str  # how others reach this peer
-    lead: PeerId | None  # the peer that launched this one
+    lead: PeerId | None  # the peer that launched this one, or the one that it follows by now
 
     @property
     def me(self) -> PeerId:
@@ -157,6 +161,10 @@ class World(Protocol):
         From here on its end or silence is reported once, by a :data:`LOST` notice. ValueError when the
         address is malformed or not the peer's own.
         """
+        ...
+
+    def follow(self, lead: PeerId) -> None:
+        """Belong to another lead from now on (or be one's own): the end of the first one means nothing any more."""
         ...
 
     async def send(
@@ -216,6 +224,10 @@ class World(Protocol):
 class Host(World, Protocol):
     """The world of a peer that may start and disturb others: the lead."""
 
+    async def warm(self) -> None:
+        """Prepare for the first :meth:`launch`, which else takes as long as this: seconds, spent beside the caller."""
+        ...
+
     def launch(self, peer: Launch) -> str:
         """Start a peer; it introduces itself with a :data:`HELLO`.
 
@@ -228,12 +240,25 @@ class Host(World, Protocol):
         """The identity that the launch with this ticket gave its peer; nobody else may claim the name."""
         ...
 
+    def process(self, name: str) -> int:
+        """Process id of the named peer, for another host on this machine; 0 = there is none."""
+        ...
+
+    def adopt(self, name: str, process: int) -> None:
+        """Take charge of a peer that another host on this machine started: :meth:`disturb` and :meth:`dismiss` reach
+        it from here on (on Linux; elsewhere it has to end by itself)."""
+        ...
+
     def disturb(self, name: str, kind: str) -> None:
         """Inject a fault now: ``kill``, ``stop`` or ``continue`` the named peer."""
         ...
 
     async def dismiss(self) -> None:
         """End every peer that is still running and wait for it."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave every peer to whoever leads it now: this world's own end will not touch them."""
         ...
 
 

@@ -66,6 +66,9 @@ class PeerWorld:
         for held in waiting:
             self.resubmit(held)
 
+    def follow(self, lead: PeerId) -> None:
+        self.lead = lead
+
     def hold(self, held: Any, nbytes: int) -> None:
         """Keep what a peer not met yet sent: its introduction may come. Too much is dropped, and counted."""
         if len(self._strangers) < MAX_STRANGERS and self._strangers_bytes + nbytes <= MAX_STRANGERS_BYTES:

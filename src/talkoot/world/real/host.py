@@ -1,7 +1,8 @@
 """The lead's real world: starts peers as processes, notices their end, and may disturb them.
 
 Processes are forked from one warmed, single-threaded parent (forkserver) that has already imported what peers
-need, so that eight peers start in the time of one. A peer dies with its lead.
+need, so that eight peers start in the time of one. A peer dies with its lead, or after its ``orphan_s``, unless it
+follows another one by then.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, cast
@@ -30,6 +32,7 @@ from talkoot.world.real.peer import RealWorld, Settings
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "continue": signal.SIGCONT}
 GOODBYE_SECONDS = 5.0
+_children = cast("set[BaseProcess]", vars(sys.modules[BaseProcess.__module__])["_children"])
 REAP_SECONDS = 30.0  # a killed process with a GPU or much memory takes its time
 LEAVE_SECONDS = 1.0  # for one that is just ending by itself
 
@@ -40,8 +43,10 @@ def _context(preload: tuple[str, ...]) -> ForkServerContext:
     return context
 
 
-def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -> None:
-    """Body of a peer process."""
+def peer_process(
+    settings: bytes, program: str, argument: bytes, threads: int, preload: tuple[str, ...] | None = None
+) -> None:
+    """Body of a peer process; one with ``preload`` starts peers itself."""
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lead's to handle; it dismisses its peers
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for a torch that is imported from here on
@@ -55,8 +60,9 @@ def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -
 
     async def main() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        world = RealWorld(decode(settings, Settings))
-        _die_with_parent(loop)
+        own = decode(settings, Settings)
+        world = RealWorld(own) if preload is None else RealHost(own, preload=preload)
+        _die_with_parent(loop, world, own.orphan_s)
         if task is not None:
             loop.add_signal_handler(signal.SIGTERM, task.cancel)  # the lead dismisses us
         try:
@@ -68,10 +74,23 @@ def peer_process(settings: bytes, program: str, argument: bytes, threads: int) -
         asyncio.run(main())
 
 
-def _die_with_parent(loop: asyncio.AbstractEventLoop) -> None:
-    parent = multiprocessing.parent_process()
+def _die_with_parent(loop: asyncio.AbstractEventLoop, world: World, orphan_s: float) -> None:
+    parent, lead = multiprocessing.parent_process(), world.lead
+
+    def end() -> None:
+        if world.lead == lead:
+            os._exit(0)
+
+    def orphaned(sentinel: int) -> None:
+        loop.remove_reader(sentinel)
+        loop.call_later(orphan_s, end)
+
     if parent is not None:
-        loop.add_reader(parent.sentinel, os._exit, 0)
+        loop.add_reader(parent.sentinel, orphaned, parent.sentinel)
+
+
+def _nothing() -> None:
+    return
 
 
 class RealHost(RealWorld):
@@ -85,12 +104,22 @@ class RealHost(RealWorld):
 
     def __init__(self, settings: Settings, key: Key | None = None, preload: tuple[str, ...] = ()) -> None:
         super().__init__(settings, key)
-        self._settings = settings
+        self._settings, self._preload = settings, preload
         self._context = _context(preload)
         self._processes: dict[str, BaseProcess] = {}
         self._launches = 0
         self._killed: set[str] = set()  # names whose latest process was sent SIGKILL by us
         self._identities: dict[str, PeerId] = {}
+        self._adopted: dict[str, tuple[int, int]] = {}  # by name, process id and a descriptor that means that process
+
+    async def warm(self) -> None:
+        await asyncio.to_thread(self._start_nothing)
+
+    def _start_nothing(self) -> None:
+        """The first process of a forkserver has to wait for its imports."""
+        process = self._context.Process(target=_nothing, daemon=True)
+        process.start()
+        process.join()
 
     def launch(self, peer: Launch) -> str:
         old = self._processes.get(peer.name)
@@ -107,6 +136,7 @@ class RealHost(RealWorld):
                     next="look at that process: it may be stuck in the kernel, on a device or a disk",
                     code=Exit.UNREACHABLE,
                 )
+        self._release(peer.name)
         secret = os.urandom(32)  # goes to the process through a pipe, and nowhere else
         identity = Key(secret).peer
         self._launched.add(identity)
@@ -119,12 +149,13 @@ class RealHost(RealWorld):
             faults=peer.faults,
             lead=self.me,
             lead_address=self.address,
+            orphan_s=peer.orphan_s,
         )
         process: BaseProcess = self._context.Process(
             target=peer_process,
-            args=(encode(settings), peer.program, peer.argument, peer.threads),
+            args=(encode(settings), peer.program, peer.argument, peer.threads, self._preload if peer.host else None),
             name=f"talkoot-{peer.name}",
-            daemon=True,
+            daemon=not peer.host,  # daemons may not have children
         )
         process.start()
         self._processes[peer.name] = process
@@ -157,10 +188,37 @@ class RealHost(RealWorld):
             raise KeyError(name)
         return pid
 
+    def process(self, name: str) -> int:
+        if name in self._adopted:
+            return self._adopted[name][0]
+        return self.pid(name) if name in self._processes else 0
+
+    def adopt(self, name: str, process: int) -> None:
+        if sys.platform == "linux" and process != self.process(name):
+            self._release(name)
+            with suppress(ProcessLookupError):
+                self._adopted[name] = (process, os.pidfd_open(process))
+
+    def _release(self, name: str) -> None:
+        if name in self._adopted:
+            os.close(self._adopted.pop(name)[1])
+
     def disturb(self, name: str, kind: str) -> None:
+        if name in self._adopted:
+            _signal(self._adopted[name][1], SIGNALS[kind])
+            return
         if kind == "kill":
             self._killed.add(name)
         os.kill(self.pid(name), SIGNALS[kind])
+
+    def abandon(self) -> None:
+        loop = asyncio.get_running_loop()
+        for process in self._processes.values():
+            loop.remove_reader(process.sentinel)
+            _children.discard(process)  # or the interpreter would end or await it at its own exit
+        self._processes.clear()
+        for name in list(self._adopted):
+            self._release(name)
 
     async def dismiss(self) -> None:
         loop = asyncio.get_running_loop()
@@ -170,17 +228,30 @@ class RealHost(RealWorld):
             loop.remove_reader(process.sentinel)
             process.terminate()  # its program is cancelled
             _wake(process)  # or a frozen one would not hear that
+        adopted = [descriptor for _, descriptor in self._adopted.values()]
+        for descriptor in adopted:
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                _signal(descriptor, number)
         deadline = loop.time() + GOODBYE_SECONDS
-        waiting = {process.sentinel: process for process in processes}
+        waiting = {process.sentinel: process.kill for process in processes}
+        waiting |= {descriptor: partial(_signal, descriptor, signal.SIGKILL) for descriptor in adopted}
         while waiting and loop.time() < deadline:
             for sentinel in multiprocessing.connection.wait(list(waiting), timeout=0):
                 waiting.pop(sentinel)  # type: ignore[arg-type]
             await asyncio.sleep(0.01)
-        for process in waiting.values():
-            if process.pid is not None:
-                process.kill()
+        for kill in waiting.values():
+            kill()
         for process in processes:
             process.join()
+        for name in list(self._adopted):
+            self._release(name)
+
+
+def _signal(descriptor: int, number: signal.Signals) -> None:
+    """Signal the very process that a descriptor means; nothing happens when it is gone."""
+    if sys.platform == "linux":
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, number)
 
 
 def _wake(process: BaseProcess) -> None:

@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lead: str | None = None
     lead_address: str = ""
     secret: bytes | None = None  # of the peer's identity; a fresh one when None
+    orphan_s: float = 0.0  # how long it outlives the process that started it
     network: Network | None = None
     emulate_flops: float | None = None
 

@@ -39,6 +39,7 @@ class Body:
     tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None])  # in order
     launcher: PeerWorld | None = None
     ticket: str = ""
+    host: bool = False  # it may start peers itself
 
     @property
     def frozen(self) -> bool:

@@ -11,6 +11,7 @@ engine). What is sent over a broken link is lost; meeting again opens a new one.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,10 @@ class Computed(NamedTuple):
     work: Callable[[], Any]
     start: float
     end: float
+
+
+class LeadKilled(Exception):
+    """The lead was killed; whoever could take its place has ended as well by now."""
 
 
 class Simulation:
@@ -92,7 +97,14 @@ class Simulation:
         ]
 
     def run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str = "lead") -> T:
-        """Run ``program`` as the lead until it returns; everything it launched ends with it. Works once."""
+        """Run ``program`` as the lead until it returns; everything it launched ends with it. Works once.
+
+        A lead that fails or is killed does not end the simulation while peers live that are hosts themselves: they
+        may go on in its place. What became of the lead is told afterwards.
+
+        Raises:
+            LeadKilled: it was killed.
+        """
         try:
             return self.loop.run_until_complete(self._run(program, name))
         finally:
@@ -107,12 +119,20 @@ class Simulation:
     async def _run(self, program: Callable[[SimulatedWorld], Coroutine[Any, Any, T]], name: str) -> T:
         lead = self._add(Launch(name=name, program=""), lead=None)
         task = lead.spawn(program(lead), name)
+        body = self._peers[lead.me]
         try:
-            return await task
-        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            failed = body.killed_at < math.inf or (not task.cancelled() and task.exception() is not None)
+            if failed and body.alive:
+                self._end(body)
+                self.fabric.gone(body, "it left")
+            while failed and (hosts := [peer for peer in self._peers.values() if peer.host and peer.alive]):
+                await asyncio.wait([task for peer in hosts for task in peer.tasks])
             if self._problem is not None:
-                raise self._problem from None
-            raise
+                raise self._problem
+            if body.killed_at < math.inf:
+                raise LeadKilled
+            return await task
         finally:
             for peer in list(self._peers.values()):
                 self._end(peer)
@@ -140,7 +160,7 @@ class Simulation:
         task = world.spawn(run_program(world, program, launch.argument), launch.name)
         task.add_done_callback(lambda task: self._ended(peer, task))
         self._launches += 1
-        peer.launcher, peer.ticket = lead, f"launch:{self._launches}"
+        peer.launcher, peer.ticket, peer.host = lead, f"launch:{self._launches}", launch.host
         self._identities[peer.ticket] = peer.world.me
         return peer.ticket
 
@@ -341,11 +361,20 @@ class SimulatedWorld(PeerWorld):
     def _rejoin(self) -> None:
         self._simulation.fabric.rejoin(self.body)
 
+    async def warm(self) -> None:
+        return
+
     def launch(self, peer: Launch) -> str:
         return self._simulation.launch(peer, self)
 
     def identity(self, ticket: str) -> PeerId:
         return self._simulation.identity(ticket)
+
+    def process(self, name: str) -> int:
+        return 0
+
+    def adopt(self, name: str, process: int) -> None:
+        return  # names are enough here
 
     def disturb(self, name: str, kind: str) -> None:
         simulation, peer = self._simulation, self._simulation.of(name)
@@ -354,7 +383,13 @@ class SimulatedWorld(PeerWorld):
         {"kill": simulation.kill, "stop": simulation.freeze, "continue": simulation.thaw}[kind](peer)
 
     async def dismiss(self) -> None:
+        await self._pass()  # the dead do nothing on their way out
         await self._simulation.end_launched_by(self)
 
+    def abandon(self) -> None:
+        for peer in self._simulation.fabric.peers.values():
+            if peer.launcher is self:
+                peer.launcher = None
 
-__all__ = ["FREEZE_NOTICE", "KILL_NOTICE", "SimulatedWorld", "Simulation"]
+
+__all__ = ["FREEZE_NOTICE", "KILL_NOTICE", "LeadKilled", "SimulatedWorld", "Simulation"]

@@ -121,7 +121,7 @@ class Lead(Crew):
         if self.manifest is not None:
             snapshots.check_tokenizer(self.manifest, self.tokenizer_digest, f"{self.folder}")
         self._vacated = True
-        for name in self.roster.names():
+        for name in sorted(self.roster.names()):
             self.states.note(name, "vacate")
         self.roster.vacate()
         self.keepers.clear()

@@ -19,6 +19,7 @@ from talkoot.train.crew import Crew
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result
 from talkoot.train.recipe import Recipe
+from talkoot.train.records import Recovered
 from talkoot.train.run import LOG, run_simulated
 from talkoot.train.succession import Succession, Superseded
 from talkoot.train.verify import Findings, verify
@@ -169,6 +170,23 @@ def test_the_lead_killed_together_with_a_peer_changes_nothing(seed, peer, tmp_pa
     assert_as_if_nothing_had_happened(ran)
     assert ran.found.lost == ran.found.replaced == (peer,)
     assert ran.found.final["train"].rollbacks == 0
+
+
+@pytest.mark.parametrize("rung", ["shadow", "journal"])
+@pytest.mark.parametrize("victim", ["alder", "birch", "cedar", "dogwood"])
+def test_the_lead_lost_together_with_the_only_holder_of_a_stage_costs_no_step(rung, victim, tmp_path):
+    """The peers tell the new lead what they keep for each other."""
+
+    def both_a_little_later(simulation: Simulation) -> None:
+        for name in ("lead", victim):
+            simulation.loop.call_later(0.3, kill, simulation, name)
+
+    shape = {"stages": 4, "replicas": 1}
+    recipe = replace(replace(guarded(**shape), "recovery", ladder=(rung,)), "swarm", flops=SLOW_FLOPS)
+    ran = run(recipe, tmp_path, at("train.commit", 2, both_a_little_later))
+    assert ran.ops("train.rollback") == []
+    assert [entry.receipt.read(Recovered).rung for entry in ran.ops("train.recover")] == [rung]
+    assert_as_if_nothing_had_happened(ran, **shape)
 
 
 @pytest.mark.parametrize("op", ["peer.lost", "peer.join", "peer.seat", "train.recover"])

@@ -23,7 +23,7 @@ class Noted:
     """A :class:`Kept` that writes down what it is told."""
 
     def __init__(self) -> None:
-        self.step, self.applied = -1, list[tuple[int, bytes]]()
+        self.base, self.step, self.applied = -1, -1, list[tuple[int, bytes]]()
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         self.step, self.applied = step, []

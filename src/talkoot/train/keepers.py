@@ -74,6 +74,11 @@ class Keepers:
         if kept is not None and generation >= kept.asked:
             kept.base, kept.step = step, max(kept.step, step)
 
+    def restore(self, stage: int, peer: PeerId, base: int, step: int, generation: int) -> None:
+        """A keeper told a new lead what it has."""
+        if self.kind:
+            self._kept[stage, peer] = Kept(generation, base, step)
+
     def streams(self, stage: int) -> tuple[Stream, ...]:
         """Who is to get the stage's gradients; those that have its state are waited for."""
         return tuple(Stream(peer, self._kept[stage, peer].step >= 0) for peer in self.of(stage))

@@ -94,6 +94,7 @@ class Kept(Protocol):
     """What is kept of one stage. Gradients and commits may come in any order and before the state does."""
 
     step: int  # of the steps that can be brought back; behind the commits while something is still on its way
+    base: int  # the step of the state that is kept as it came
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         """Take the stage's state of ``step``; what was kept before is of no more use."""
@@ -116,12 +117,12 @@ class Shadow:
     """
 
     def __init__(self, stage: StageCompute) -> None:
-        self._stage, self.step = stage, -1
+        self._stage, self.base, self.step = stage, -1, -1
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         if state:  # else it is the one that a fresh stage has
             self._stage.load([joined(state)], step)
-        self.step = step
+        self.base = self.step = step
 
     def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
         self._stage.begin(step, 1, False)
@@ -137,12 +138,12 @@ class Journal:
     """A :class:`Kept` that costs no memory and no arithmetic until it is needed."""
 
     def __init__(self) -> None:
-        self.step, self._base, self._spool = -1, -1, Spool()
+        self.step, self.base, self._spool = -1, -1, Spool()
         self._state, self._gradients = Laid(()), list[Laid]()
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         self._spool.clear()
-        self._state, self._gradients, self._base, self.step = self._spool.put(state), [], step, step
+        self._state, self._gradients, self.base, self.step = self._spool.put(state), [], step, step
 
     def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
         self._gradients.append(self._spool.put(frames))
@@ -150,7 +151,7 @@ class Journal:
 
     def hand_over(self) -> HandOver:
         get = self._spool.get
-        return HandOver(self._base, get(self._state), [get(laid) for laid in self._gradients])
+        return HandOver(self.base, get(self._state), [get(laid) for laid in self._gradients])
 
 
 class Streamed(NamedTuple):

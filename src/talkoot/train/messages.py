@@ -365,8 +365,10 @@ class Follow(msgspec.Struct, frozen=True, kw_only=True):
         stage: None = no state.
         applied: committed steps that it contains.
         prepared: the step whose gradient is final and not applied; -1 = none.
+        keeps: (stage, base, step): what is kept of others' stages: gradients since ``base``, all up to ``step``.
     """
 
     stage: int | None
     applied: int = 0
     prepared: int = -1
+    keeps: tuple[tuple[int, int, int], ...] = ()

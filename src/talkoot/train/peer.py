@@ -146,7 +146,8 @@ class Peer(Worker):
     async def _follow(self, claim: Message) -> None:
         """Say to a new lead what is here, before its generation ends what is under way; a final gradient is kept."""
         stage = None if self.step is None else self.index
-        follow = Follow(stage=stage, applied=self.step or 0, prepared=self.ready)
+        keeps = tuple((at, keeping.kept.base, keeping.kept.step) for at, keeping in sorted(self.keeping.items()))
+        follow = Follow(stage=stage, applied=self.step or 0, prepared=self.ready, keeps=keeps)
         await self._enter(claim.generation)
         await self.tell("follow", follow, claim.step)
 

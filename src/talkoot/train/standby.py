@@ -242,8 +242,12 @@ class Standby:
             if answer.stage == held.stage and (answer.applied == step or (behind and untold is not None)):
                 roster.members[peer].stage, roster.members[peer].seated = held.stage, step
                 lead.served.setdefault(held.stage, set()).add(peer)
-                if behind:
+                if behind:  # what it keeps is behind, too, and is asked for anew
                     await lead.tell(peer, "commit", untold, step - 1)
+                    continue
+                for stage, base, kept in answer.keeps:
+                    if kept == step and 0 <= stage < lead.num_stages and stage != held.stage:
+                        lead.keepers.restore(stage, peer, base, kept, lead.generation)
             else:
                 await lead.tell(peer, "stop", None, step)
                 lead.strike_off(peer, f"its state is of step {answer.applied}, the log is at step {step}")

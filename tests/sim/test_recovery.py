@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_train_kit import Fault, Run, simulate, tiny
+from test_train_kit import Fault, Run, model_folder, simulate, tiny
 
 from talkoot.core.errors import Exit
 from talkoot.core.fold import Entry, State
@@ -87,7 +87,7 @@ def deep(
 ) -> Recipe:
     """A ring: embedding and head at the first peer, six blocks at six others."""
     base = tiny(7, 1, faults, planner=planner, checkpoint_every=checkpoint_every)
-    model = msgspec.structs.replace(base.model, load=None, depth=6)
+    model = msgspec.structs.replace(base.model, load=str(model_folder(False, blocks=6)))
     swarm = msgspec.structs.replace(base.swarm, layout="ring", cut=(0, 1, 1, 1, 1, 1, 1))
     rules = msgspec.structs.replace(base.recovery, ladder=ladder, **recovery)
     return msgspec.structs.replace(base, model=model, swarm=swarm, recovery=rules)

@@ -62,12 +62,12 @@ def text_folder() -> Path:
 
 
 @cache
-def model_folder(tied: bool) -> Path:
-    """A Hugging Face folder with a model of two blocks, small enough that a step costs milliseconds."""
-    config = ModelConfig.from_depth(2, Tokenizer.bytes().vocab_size, tied=tied, bos_id=0, eos_ids=(1,))
+def model_folder(tied: bool, blocks: int = 2) -> Path:
+    """A Hugging Face folder with a model of a few blocks, small enough that a step costs milliseconds."""
+    config = ModelConfig.from_depth(blocks, Tokenizer.bytes().vocab_size, tied=tied, bos_id=0, eos_ids=(1,))
     small = {"width": 16, "heads": 2, "kv_heads": 1, "head_dim": 8, "hidden": 24}
     config = msgspec.structs.replace(config, **small)
-    folder = text_folder() / ("tied" if tied else "untied")
+    folder = text_folder() / f"{'tied' if tied else 'untied'}-{blocks}"
     tensors = {name: p.detach() for name, p in Stage(config, 0, config.layer_count, seed=11).tensors().items()}
     save_folder(folder, config, tensors, Tokenizer.bytes(), dtype=torch.float32)
     return folder

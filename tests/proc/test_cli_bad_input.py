@@ -71,16 +71,16 @@ def test_a_wrong_recipe_is_refused_before_anything_is_written(job, tmp_path, set
 @pytest.mark.parametrize(
     ("fault", "where", "why"),
     [
-        ('peer = "brich"\nstep = 1\nphase = "mix"', "fault[0].peer", "did you mean 'birch'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mixx"', "fault[0].phase", "did you mean 'mix'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nkind = "kil"', "fault[0].kind", "did you mean 'kill'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nseconds = -2', "fault[0].seconds", "at least 0"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nat_s = 3', "fault[0].at_s", "either"),
+        ('peer = "brich"\nstep = 1\nphase = "mix"', "faults[0].peer", "did you mean 'birch'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mixx"', "faults[0].phase", "did you mean 'mix'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nkind = "kil"', "faults[0].kind", "did you mean 'kill'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nseconds = -2', "faults[0].seconds", "at least 0"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nat_s = 3', "faults[0].at_s", "either"),
     ],
 )
 def test_a_wrong_chaos_file_is_refused_before_anything_is_written(job, tmp_path, fault, where, why):
     chaos = tmp_path / "chaos.toml"
-    chaos.write_text(f"[[fault]]\n{fault}\n")
+    chaos.write_text(f"[[faults]]\n{fault}\n")
     parts = refused("train", job, "--chaos", chaos, "--out", tmp_path / "run")
     assert parts["what"] == "the chaos file cannot be used"
     assert parts["where"] == f"{chaos}, key {where}"

@@ -17,8 +17,8 @@ from talkoot.train.verify import verify
 STEPS = 60
 
 
-def prepare(folder: Path) -> tuple[Recipe, Path]:
-    recipe = tiny(write_text(folder), steps=STEPS, checkpoint_every=0)
+def prepare(folder: Path, steps: int = STEPS) -> tuple[Recipe, Path]:
+    recipe = tiny(write_text(folder), steps=steps, checkpoint_every=0)
     return recipe, to_toml(recipe, folder / "recipe.toml")
 
 
@@ -112,6 +112,36 @@ def test_a_frozen_lead_that_wakes_up_after_the_takeover_ends_with_a_clear_error_
     taken = next(entry.position for entry in entries if entry.receipt.op == "run.succeed")
     assert all(entry.position < taken for entry in entries if entry.receipt.peer == old)
     assert_led_on(tmp_path, recipe)
+
+
+def test_a_lead_that_wakes_up_late_takes_nothing_along_that_its_successor_needs(tmp_path):
+    """By then the successor has a forkserver of its own, and after that it must still be able to start peers."""
+    _, file = prepare(tmp_path, steps=2000)
+    run = tmp_path / "run"
+    process = start("train", file, "--standby", 1, "--out", run, folder=tmp_path)
+    processes: set[int] = set()
+    try:
+        wait_for(lambda: commits(run) >= 5, process)
+        processes |= descendants(process.pid)
+        launched = {pid for child in processes for pid in descendants(child)}
+        os.kill(process.pid, signal.SIGSTOP)
+        wait_for(lambda: sum(entry.receipt.op == "run.standby" for entry in read_log(run)) >= 2)
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(30) == Exit.UNREACHABLE
+        successor = int(holder(run) or 0)
+        os.kill(min(launched - {successor}), signal.SIGKILL)
+        wait_for(lambda: has(run, "peer.lost"))
+        before = commits(run)
+        wait_for(lambda: commits(run) > before + 20)
+        processes |= descendants(successor)
+        os.kill(successor, signal.SIGINT)
+        wait_for(lambda: has(run, "run.end"))
+        wait_for(lambda: not any(map(alive, processes)))
+    finally:
+        stop(process)
+        for pid in filter(alive, processes):
+            os.kill(pid, signal.SIGKILL)
+    assert verify(run / LOG).faults == ()
 
 
 def test_interrupting_the_lead_ends_its_standby_too(tmp_path):

@@ -28,18 +28,18 @@ def test_a_chaos_file_adds_its_faults_to_the_recipes_own(tmp_path):
     path = write(
         tmp_path,
         """
-        [[fault]]
+        [[faults]]
         peer = "birch"
         step = 3
         phase = "backward"
 
-        [[fault]]
+        [[faults]]
         peers = ["birch", "cedar"]
         kind = "partition"
         at_s = 12.5
         seconds = 3
 
-        [[fault]]
+        [[faults]]
         peer = "lead"
         kind = "disk_full"
         step = 4
@@ -56,22 +56,22 @@ def test_a_chaos_file_adds_its_faults_to_the_recipes_own(tmp_path):
     assert with_chaos(own, None) is own
 
 
-GOOD = '[[fault]]\npeer = "birch"\nstep = 3\nphase = "mix"\n[[fault]]\n'
+GOOD = '[[faults]]\npeer = "birch"\nstep = 3\nphase = "mix"\n[[faults]]\n'
 
 
 @pytest.mark.parametrize(
     ("text", "where", "hint"),
     [
-        ('peer = "brich"\nstep = 1\nphase = "mix"', "fault[1].peer", "did you mean 'birch'?"),
-        ('peer = "birch"\nstep = 1\nphase = "fwd"', "fault[1].phase", "did you mean 'forward'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nkind = "kil"', "fault[1].kind", "did you mean 'kill'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nsecond = 1', "fault[1].second", "did you mean 'seconds'?"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nseconds = -1', "fault[1].seconds", "at least 0"),
-        ('peer = "birch"\nstep = 1\nphase = "mix"\nat_s = 1', "fault[1].at_s", "either"),
-        ('peer = "birch"', "fault[1].at_s", "either"),
-        ('peer = "birch"\nphase = "mix"', "fault[1].step", "at least 0"),
-        ('peer = "birch"\nstep = "1"\nphase = "mix"', "fault[1].step", "Expected"),
-        ('peer = "lead"\nstep = 1\nphase = "mix"', "fault[1].peer", "the lead can have a full disk"),
+        ('peer = "brich"\nstep = 1\nphase = "mix"', "faults[1].peer", "did you mean 'birch'?"),
+        ('peer = "birch"\nstep = 1\nphase = "fwd"', "faults[1].phase", "did you mean 'forward'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nkind = "kil"', "faults[1].kind", "did you mean 'kill'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nsecond = 1', "faults[1].second", "did you mean 'seconds'?"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nseconds = -1', "faults[1].seconds", "at least 0"),
+        ('peer = "birch"\nstep = 1\nphase = "mix"\nat_s = 1', "faults[1].at_s", "either"),
+        ('peer = "birch"', "faults[1].at_s", "either"),
+        ('peer = "birch"\nphase = "mix"', "faults[1].step", "at least 0"),
+        ('peer = "birch"\nstep = "1"\nphase = "mix"', "faults[1].step", "Expected"),
+        ('peer = "lead"\nstep = 1\nphase = "mix"', "faults[1].peer", "the lead can have a full disk"),
     ],
 )
 def test_a_fault_that_could_never_strike_is_refused_with_its_entry_and_the_nearest_name(text, where, hint, tmp_path):
@@ -83,7 +83,7 @@ def test_a_fault_that_could_never_strike_is_refused_with_its_entry_and_the_neare
 
 
 def test_files_that_are_none_and_unknown_tables_are_refused(tmp_path):
-    for text, why in (("[[fault]", "not TOML"), ("[[faults]]\n", "did you mean 'fault'?")):
+    for text, why in (("[[faults]", "not TOML"), ("[[fault]]\n", "did you mean 'faults'?")):
         with pytest.raises(TalkootError, match="the chaos file cannot be used") as caught:
             with_chaos(RECIPE, write(tmp_path, text))
         assert why in caught.value.why

@@ -24,7 +24,7 @@ RecipeFile = Annotated[Optional[Path], typer.Argument(help="A TOML recipe; witho
 ChaosFile = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
-        "--chaos", help="A TOML file of faults to inject: [[fault]] with peer, kind, step and phase, or at_s."
+        "--chaos", help="A TOML file of faults to inject: [[faults]] with peer, kind, step and phase, or at_s."
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from talkoot.core.errors import TalkootError
@@ -43,6 +43,11 @@ def report_error(problem: TalkootError, *, as_json: bool) -> None:
         say(f"error: {problem}")
 
 
+def blended(stages: Iterable[tuple[int, int]]) -> str:
+    """In words, which stages were approximated when."""
+    return ", ".join(f"stage {stage} was made of its neighbours at step {step}" for stage, step in stages)
+
+
 class Progress:
     """An observer of a run's log that keeps one line up to date, and prints what deserves a line of its own.
 
@@ -74,7 +79,9 @@ class Progress:
                 self._line(f"step {receipt.step}: {seat.name} holds stage {seat.stage} (from {seat.source})")
             case "train.recover":
                 done = receipt.read(Recovered)
-                self._line(f"step {receipt.step}: recovered by '{done.rung}', {done.pause_s:.2f} s without work")
+                self._line(
+                    f"step {receipt.step}: recovered by '{done.rung}', {done.pause_s:.2f} s after it was noticed"
+                )
             case "train.blend":
                 self._line(f"step {receipt.step}: {receipt.read(Blended).words()}")
             case "train.mend":

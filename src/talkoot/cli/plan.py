@@ -14,7 +14,7 @@ from talkoot.model.config import ModelConfig
 from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages, model_config
 from talkoot.train.recipe import Recipe, load_recipe
-from talkoot.train.rehearse import Rehearsal, rehearse
+from talkoot.train.rehearse import NEVER, Rehearsal, rehearse
 
 STATE_BYTES = 16  # float32 weight, gradient and two moments
 REHEARSED_STEPS = 4
@@ -32,7 +32,9 @@ def run(request: Request, *, recipe: Path | None, sets: tuple[str, ...], as_json
         known = recipe is not None or bool(sets)
         plan_network.run(request, recipe=loaded if known else None, config=config if known else None, as_json=as_json)
         return
-    short = msgspec.structs.replace(loaded.train, steps=REHEARSED_STEPS, checkpoint_every=0, evaluate_every=0, warmup=0)
+    short = msgspec.structs.replace(
+        loaded.train, steps=REHEARSED_STEPS, checkpoint_every=NEVER, evaluate_every=0, warmup=0
+    )
     rehearsal = rehearse(msgspec.structs.replace(loaded, train=short, faults=()), config)
     view = _view(loaded, config, rehearsal)
     if request.failures:

@@ -27,7 +27,7 @@ from talkoot.plan.search import Plan, failure_costs, make_plan
 from talkoot.serve.timeline import chrome_trace, timeline_html
 from talkoot.train.planned import dump_recipe, planned_recipe, recipe_problem, usual_problem
 from talkoot.train.recipe import Recipe
-from talkoot.train.rehearse import rehearse
+from talkoot.train.rehearse import NEVER, rehearse
 
 WAVES = 2  # microbatches per lane where nobody says how many
 
@@ -169,7 +169,7 @@ def search(case: Case, quotas: Quotas, *, contention: bool, budget_s: float | No
 def step_seconds(planned: Recipe, config: ModelConfig) -> float:
     """Seconds of a whole step of the planned recipe, gradients mixed and committed, rehearsed without tensors."""
     short = msgspec.structs.replace(
-        planned.train, steps=2, checkpoint_every=0, evaluate_every=0, full_every=0, warmup=0
+        planned.train, steps=2, checkpoint_every=NEVER, evaluate_every=0, full_every=0, warmup=0
     )
     return rehearse(msgspec.structs.replace(planned, train=short), config).step_seconds
 

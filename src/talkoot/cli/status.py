@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from talkoot.cli.output import print_json, print_table
+from talkoot.cli.output import blended, print_json, print_table
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, advance
 from talkoot.core.log import Log
@@ -51,6 +51,7 @@ def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
 def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
     run, peers, train = state["run"], state["peers"], state["train"]
     present = {peer: msgspec.to_builtins(facts) for peer, facts in peers.present.items()}
+    words = blended(train.blended.items()) or "nothing: the run is exact"
     view = {
         "world": run.world,
         "receipts": state.position,
@@ -62,6 +63,7 @@ def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
         "successions": run.successions,
         **extra,
         **msgspec.to_builtins(train, enc_hook=dict),
+        "blended": {str(stage): step for stage, step in train.blended.items()} if as_json else words,
         "steps": run.steps,
         "state_hash": run.state_hash,
         "peers_joined": peers.joined,

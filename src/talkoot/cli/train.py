@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from talkoot.cli.output import Progress, print_json, say
+from talkoot.cli.output import Progress, blended, print_json, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.train.chaos import with_chaos
 from talkoot.train.recipe import load_recipe
@@ -32,6 +32,8 @@ def run(
         say(f"{done if result.finished else 'interrupted'} after {result.step} steps in {folder}")
         if result.state_hash:
             say(f"state {result.state_hash}")
+        if result.approximate:
+            say(f"approximate: {blended(result.approximate)}")
         if result.held_out is not None:
             say(f"held-out loss {result.held_out:.4f} nats per token")
         again = "" if result.finished else "the same command resumes   or   "

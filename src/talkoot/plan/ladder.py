@@ -201,7 +201,8 @@ def judge(case: Case, lost: Collection[str]) -> Verdict:
         if not any(name in lost for name in names):
             continue
         said: list[str] = []
-        for rung in case.ladder:
+        survives = any(name not in lost for name in names) and case.ladder[:1] != ("checkpoint",)
+        for rung in ("replica",) if survives else case.ladder:
             asked = price(case, rung, stage, lost, kept)
             if isinstance(asked, Price):
                 chosen[stage], prices[stage] = rung, asked
@@ -238,7 +239,10 @@ def _seconds(case: Case, chosen: Mapping[int, str], prices: Mapping[int, Price],
 
 
 def losses(case: Case) -> Iterator[tuple[str, frozenset[str]]]:
-    """In words, and who: one peer of each stage that has several, each whole stage, each pair of adjacent ones."""
+    """In words, and who: one peer of each stage that has several, each whole stage, each pair of adjacent ones.
+
+    And, where peers keep stages for each other, each stage together with one that keeps it.
+    """
     for stage, names in enumerate(case.holders):
         if len(names) > 1:
             yield f"one of stage {stage}", frozenset(names[:1])
@@ -248,6 +252,12 @@ def losses(case: Case) -> Iterator[tuple[str, frozenset[str]]]:
         for other in case.beside(stage):
             if other == (stage + 1) % case.num_stages and (other > stage or case.num_stages > 2):
                 yield f"stages {stage} and {other}", frozenset(case.holders[stage] + case.holders[other])
+    home = {name: stage for stage, names in enumerate(case.holders) for name in names}
+    for stage, names in keepers(case).items():
+        others = sorted({home[name] for name in names} - set(case.beside(stage)))
+        if others:
+            gone = frozenset(name for other in (stage, *others) for name in case.holders[other])
+            yield f"stage {stage} and {', '.join(map(str, others))}, its keeper{'s' if len(others) > 1 else ''}", gone
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):

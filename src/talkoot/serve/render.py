@@ -154,7 +154,8 @@ def proof(view: dict[str, Any]) -> Markup:
     text = f"{receipts['count']:,} receipts checked: every signature holds, and the hash chain is unbroken."
     parts = [tag("p", text, cls="checked"), _hash("Chain head", receipts["head"])]
     if view["session"]["state_hash"]:
-        parts.append(_hash("State hash at the end", view["session"]["state_hash"]))
+        since = view["session"]["approximate"]
+        parts.append(_hash(f"State hash at the end{f' ({since})' if since else ''}", view["session"]["state_hash"]))
     return join([*parts, table])
 
 

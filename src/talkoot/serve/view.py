@@ -51,7 +51,13 @@ class View:
     def __init__(self) -> None:
         self.position, self.chain = 0, START
         self.run: dict[str, Any] = {}
-        self.session: dict[str, Any] = {"status": "waiting", "reason": "", "sessions": 0, "state_hash": ""}
+        self.session: dict[str, Any] = {
+            "status": "waiting",
+            "reason": "",
+            "sessions": 0,
+            "state_hash": "",
+            "approximate": "",
+        }
         self.step = self.tokens = self.rollbacks = self.undone = 0
         self.loss: float | None = None
         self.peers = Peers()
@@ -282,12 +288,14 @@ class View:
     def _recover(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Recovered)
         lost = ", ".join(name_of(name) for name in facts.lost[:6]) or "a peer"
-        paused = f"paused for {duration(facts.pause_s)}" if facts.pause_s > 0 else "nobody waited"
-        text = f"Recovered from the loss of {lost} by {clean(facts.rung, 40)}; {paused}."
+        paused = f"back {duration(facts.pause_s)} after it was noticed" if facts.pause_s > 0 else "nobody waited"
+        how = ", approximately" if facts.approximate else ""
+        text = f"Recovered from the loss of {lost} by {clean(facts.rung, 40)}{how}; {paused}."
         self._tell(receipt, "recover", text, mark=True)
 
     def _blend(self, receipt: Receipt) -> None:
         text = f"Step {receipt.step}: {receipt.read(records.Blended).words()}."
+        self.session["approximate"] = self.session["approximate"] or f"approximate since step {receipt.step}"
         self._tell(receipt, "problem", text, mark=True)
 
     def _mend(self, receipt: Receipt) -> None:

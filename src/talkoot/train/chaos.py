@@ -24,9 +24,9 @@ NOTICED_S = 2.0  # a shorter standstill may pass unnoticed
 
 
 class Chaos(Section, frozen=True, kw_only=True):
-    """A chaos file: one table ``[[fault]]`` for each fault."""
+    """A chaos file: one table ``[[faults]]`` for each fault, as in a recipe."""
 
-    fault: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 def with_chaos(recipe: Recipe, path: Path | None) -> Recipe:
@@ -38,8 +38,8 @@ def with_chaos(recipe: Recipe, path: Path | None) -> Recipe:
     if path is None:
         return recipe
     chaos = build(read_plain(path, UNUSABLE), Chaos, what=UNUSABLE, where=str(path))
-    check_faults(chaos.fault, recipe.swarm, f"{path}, key fault", UNUSABLE)
-    return msgspec.structs.replace(recipe, faults=(*recipe.faults, *chaos.fault))
+    check_faults(chaos.faults, recipe.swarm, f"{path}, key faults", UNUSABLE)
+    return msgspec.structs.replace(recipe, faults=(*recipe.faults, *chaos.faults))
 
 
 class Docket:
@@ -84,6 +84,11 @@ class Docket:
         killers = [fault for fault in due if _ends(fault)] or [fault for fault in due if fault.kind == "delay"]
         for fault in due[: due.index(killers[0]) + 1] if killers else ():
             kept.remove(fault)
+
+    def left(self, step: int) -> list[str]:
+        """In words, what was planned for steps that the run, done after ``step`` steps, never had."""
+        ahead = [(name, fault) for name, faults in self._ahead.items() for fault in faults if fault.step is not None]
+        return [f"{fault.kind} {name} at step {fault.step}" for name, fault in ahead if (fault.step or 0) >= step]
 
     def signals(self) -> list[tuple[str, Fault]]:
         """(Name, fault) of those at a time that others have to strike."""

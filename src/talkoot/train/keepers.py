@@ -10,8 +10,7 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.keepers import choose_keepers
 from talkoot.plan.steps import View
 from talkoot.train.messages import Stream
-from talkoot.train.recovery.kept import KINDS
-from talkoot.train.sections import Recovery
+from talkoot.train.sections import KEPT, Recovery
 
 
 class Kept(msgspec.Struct):
@@ -37,7 +36,7 @@ class Keepers:
 
     def __init__(self, recovery: Recovery) -> None:
         self._recovery = recovery
-        self.kind = next((rung for rung in recovery.ladder if rung in KINDS), "")
+        self.kind = next((rung for rung in recovery.ladder if rung in KEPT), "")
         self._kept: dict[tuple[int, PeerId], Kept] = {}
 
     def clear(self) -> None:

@@ -98,7 +98,7 @@ class Lead(Crew):
         self.expect_faults()
         for name in self.roster.home:
             self._launch(name)
-        self._roll_back("resumed from the newest whole snapshot")
+        self._roll_back("resumed")
 
     def _open(self) -> None:
         if self.state.position:
@@ -132,7 +132,10 @@ class Lead(Crew):
             self.saved_at, self.state_hash = self.manifest.step, self.manifest.state_hash
         start = self.saved_at or 0
         if start < self.step:
-            self.record("train.rollback", RolledBack(reason=reason), step=start)
+            origin = (
+                "the newest whole snapshot" if self.manifest is not None else "the start: there is no whole snapshot"
+            )
+            self.record("train.rollback", RolledBack(reason=f"{reason}, from {origin}"), step=start)
 
     async def restore(self) -> None:
         """Make the swarm whole: recover from losses, then seat whoever has no seat yet.
@@ -262,6 +265,8 @@ class Lead(Crew):
 
     async def finish(self) -> None:
         """Write down the end and send everybody home."""
+        if self.step >= self.recipe.train.steps and (left := self._docket.left(self.step)):
+            self.record("run.warning", Warned(text=f"faults that never struck, the run is over: {', '.join(left)}"))
         self.end("done" if self.step >= self.recipe.train.steps else "interrupted")
         await self.succession.close()
         for peer in self.roster.members:

@@ -38,7 +38,8 @@ def locked(folder: Path) -> Iterator[None]:
                 "this run is already going on",
                 where=str(folder),
                 why=f"process {holder(folder)} holds it",
-                next="watch it with `talkoot watch`, stop it, or name another folder with --out",
+                next=f"watch it with `talkoot watch`, stop it in order with `kill -INT {holder(folder)}`, "
+                "or name another folder with --out",
             )
         file.seek(0)
         file.truncate()

@@ -31,7 +31,12 @@ from talkoot.train.succession import Superseded
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished (or interrupted) run has to show; ``already``: it was finished before, and nothing was done."""
+    """What a finished (or interrupted) run has to show.
+
+    Attributes:
+        already: it was finished before, and nothing was done.
+        approximate: (stage, step) of stages that nobody had any more and that were made of others.
+    """
 
     finished: bool
     step: int
@@ -40,6 +45,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     state_hash: str
     log_hash: str
     already: bool = False
+    approximate: tuple[tuple[int, int], ...] = ()
 
 
 def result_of(state: State, steps: int, *, already: bool = False) -> Result:
@@ -53,6 +59,7 @@ def result_of(state: State, steps: int, *, already: bool = False) -> Result:
         state_hash=run.state_hash,
         log_hash=state.chain,
         already=already,
+        approximate=tuple(sorted(train.blended.items())),
     )
 
 

@@ -48,7 +48,7 @@ def recovery_case(
         refresh_every=recovery.refresh_every,
         moments=recovery.moments,
         stream_bytes=2 if recovery.stream == "bfloat16" else 4,
-        checkpoint_every=train.checkpoint_every or train.steps,
+        checkpoint_every=min(train.checkpoint_every or train.steps, train.steps),
         iteration_s=iteration_s,
         stage_s=tuple(
             train.microbatches * one / swarm.flops / len(names) for one, names in zip(flops, holders, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_plain
 from talkoot.plan.steps import Route
-from talkoot.train.sections import Data, Joiner, Model, Recovery, Section, Swarm, Train, peer_names
+from talkoot.train.sections import Data, Joiner, Model, Recovery, Section, Swarm, Train, needs_keepers, peer_names
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
@@ -70,11 +70,11 @@ def check_faults(faults: Sequence[Fault], swarm: Swarm, where: str = "faults", w
     """
     known = {*swarm.peers, *(joiner.name for joiner in swarm.joiners)}
     for index, fault in enumerate(faults):
-        for key, why in _wrong_with(fault, known):
+        for key, why in _wrong_with(fault, known, ring=swarm.layout == "ring"):
             raise _bad(f"{where}[{index}].{key}", why, what=what)
 
 
-def _wrong_with(fault: Fault, known: set[str]) -> Iterator[tuple[str, str]]:
+def _wrong_with(fault: Fault, known: set[str], *, ring: bool) -> Iterator[tuple[str, str]]:
     """(Key, what is wrong with it) of each mistake in a fault."""
     if fault.peers and (fault.peer or fault.kind != "partition"):
         yield "peers", "a group is for a partition, and stands instead of peer"
@@ -90,6 +90,8 @@ def _wrong_with(fault: Fault, known: set[str]) -> Iterator[tuple[str, str]]:
         yield "step", f"it is {fault.step}, it must be at least 0"
     elif fault.at_s is None and fault.phase not in (phases := LEADS_PHASES if fault.peer == LEAD else PHASES):
         yield "phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, phases)}"
+    elif fault.phase == "loss" and not ring:
+        yield "phase", "in a line the loss is part of the last stage's forward; no peer passes this phase"
     for key, value in (("seconds", fault.seconds), ("at_s", fault.at_s or 0.0)):
         if not 0 <= value < math.inf:
             yield key, f"it is {value}, it must be at least 0"
@@ -138,7 +140,7 @@ def _is_taken(name: str) -> bool:
     return name == LEAD or name.startswith("standby")  # a later standby has a number
 
 
-def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
+def _ranges(recipe: Recipe) -> Iterator[tuple[str, object, bool, str]]:
     """(key, value, whether it is permitted, what is permitted) of the numbers that are not counts."""
     train = recipe.train
     yield "seed", recipe.seed, -(2**63) <= recipe.seed < 2**63, "a 64-bit integer"
@@ -168,6 +170,10 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, float, bool, str]]:
     for name in ("copies", "refresh_every"):
         value = getattr(recovery, name)
         yield f"recovery.{name}", value, value >= 1, "at least 1"
+    ladder, most = recovery.ladder, recipe.swarm.num_stages - 1
+    yield "recovery.ladder", list(ladder), len(set(ladder)) == len(ladder), "made of different rungs"
+    fits = recovery.copies <= most or not needs_keepers(recovery)
+    yield "recovery.copies", recovery.copies, fits, f"at most {most}: one keeper in each other stage"
     yield "recovery.omega_power", recovery.omega_power, recovery.omega_power in (0, 1, 2), "0, 1 or 2"
     yield "recovery.bump_decay", recovery.bump_decay, 0 <= recovery.bump_decay <= 1, "in [0, 1]"
     for stage in recovery.guarded:

@@ -24,6 +24,8 @@ from talkoot.train.records import PeerState
 from talkoot.world.api import Host
 from talkoot.world.sim.simulation import Computed, LeadKilled, Simulation
 
+NEVER = 10**9  # of train.checkpoint_every: later than any rehearsal's end
+
 
 class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
     """What a rehearsal shows.

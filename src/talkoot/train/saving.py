@@ -90,7 +90,7 @@ def _write(lead: Lead, folder: Path, manifest: snapshots.Manifest) -> tuple[str,
 
 def _give_up(lead: Lead, step: int, problem: str) -> None:
     kept = lead.state["train"].checkpoint
-    newest = "there is none" if kept is None else f"the newest one is that of step {kept}"
+    newest = "there is no other: it would start over" if kept is None else f"the newest one is that of step {kept}"
     lead.record("run.warning", Warned(text=f"no snapshot of step {step}: {problem}; {newest}"))
     if step >= lead.recipe.train.steps or lead.stop_requested:
         raise TalkootError(

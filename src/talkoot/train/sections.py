@@ -139,6 +139,14 @@ class Recovery(Section, frozen=True, kw_only=True):
     watchdog_s: float = 10.0
 
 
+KEPT = ("shadow", "journal")  # the rungs for which peers keep stages of others
+
+
+def needs_keepers(recovery: Recovery) -> bool:
+    """Whether any rung of the ladder does."""
+    return not set(KEPT).isdisjoint(recovery.ladder)
+
+
 class Joiner(Section, frozen=True, kw_only=True):
     """A peer that comes later and is given a stage where it helps, or waits until it does.
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from talkoot.train.recovery.ladder import Loss, Source, rungs
 
-KINDS = ("shadow", "journal")  # the rungs that need keepers
-
 
 def _kept(rung: str, loss: Loss, stage: int) -> Source | str:
     keepers = loss.stages[stage].keepers

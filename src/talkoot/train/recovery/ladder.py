@@ -131,6 +131,7 @@ class Unrecoverable(TalkootError):
 def climb(names: Sequence[str], loss: Loss) -> dict[int, Source]:
     """For each hurt stage, the first source that any of the named rungs offers.
 
+    Where somebody still holds the stage, that is its source, unless ``checkpoint`` comes first.
     Lost stages that are computed again need what other lost ones had sent, so then all of them are computed again.
 
     Raises:
@@ -139,6 +140,9 @@ def climb(names: Sequence[str], loss: Loss) -> dict[int, Source]:
     sources: dict[int, Source] = {}
     reasons: dict[int, dict[str, str]] = {}
     for stage in loss.hurt:
+        if loss.stages[stage].survivors and tuple(names[:1]) != ("checkpoint",):
+            sources[stage] = Source(rung="replica", how="copy", step=loss.step)
+            continue
         said: dict[str, str] = {}
         for name in names:
             answer = rungs[name](loss, stage)

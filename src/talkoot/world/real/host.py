@@ -18,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -48,6 +49,7 @@ def peer_process(
 ) -> None:
     """Body of a peer process; one with ``preload`` starts peers itself."""
     gc.freeze()
+    _show_name(decode(settings, Settings).name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lead's to handle; it dismisses its peers
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for a torch that is imported from here on
 
@@ -72,6 +74,12 @@ def peer_process(
 
     with suppress(asyncio.CancelledError):
         asyncio.run(main())
+
+
+def _show_name(name: str) -> None:
+    """Let the system's tools tell peers apart, where it can be done without a library."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(f"talkoot-{name}"[:15])
 
 
 def _die_with_parent(loop: asyncio.AbstractEventLoop, world: World, orphan_s: float) -> None:
@@ -105,6 +113,9 @@ class RealHost(RealWorld):
     def __init__(self, settings: Settings, key: Key | None = None, preload: tuple[str, ...] = ()) -> None:
         super().__init__(settings, key)
         self._settings, self._preload = settings, preload
+        if multiprocessing.parent_process() is not None:
+            # What this process starts must not live in its parent's folder for sockets: it goes with the parent.
+            cast(Any, multiprocessing.current_process())._config.pop("tempdir", None)
         self._context = _context(preload)
         self._processes: dict[str, BaseProcess] = {}
         self._launches = 0

@@ -17,10 +17,11 @@ from talkoot.train.sections import Recovery
 class Kept(msgspec.Struct):
     """What one keeper has of one stage: gradients from ``base`` on, all of them up to ``step``; -1: nothing yet.
 
-    ``asked``: the generation in which it was asked to keep it.
+    ``asked``: the generation in which it was asked to keep it; ``renewed``: when it was last sent a newer base.
     """
 
     asked: int
+    renewed: int = -1
     base: int = -1
     step: int = -1
 
@@ -68,11 +69,20 @@ class Keepers:
         """This peer was asked to keep the stage."""
         self._kept[stage, peer] = Kept(generation)
 
-    def note(self, stage: int, peer: PeerId, step: int, generation: int) -> None:
-        """A keeper said that it has the state of ``step``."""
+    def note(self, stage: int, peer: PeerId, step: int, generation: int) -> bool:
+        """A keeper said that it has the state of ``step``, or (-1) that it lost what it had.
+
+        Returns:
+            Whether somebody may be waiting for it in vain.
+        """
         kept = self._kept.get((stage, peer))
-        if kept is not None and generation >= kept.asked:
-            kept.base, kept.step = step, max(kept.step, step)
+        if kept is None or generation < kept.asked:
+            return False
+        if step < 0:
+            del self._kept[stage, peer]
+            return kept.step >= 0
+        kept.base, kept.step = step, max(kept.step, step)
+        return False
 
     def restore(self, stage: int, peer: PeerId, base: int, step: int, generation: int) -> None:
         """A keeper told a new lead what it has."""
@@ -91,10 +101,13 @@ class Keepers:
                 kept.step = step + 1
 
     def stale(self, step: int) -> list[tuple[int, PeerId]]:
-        """Journals that have grown long."""
-        every = self._recovery.refresh_every
-        grown = self.kind == "journal"
-        return sorted(key for key, kept in self._kept.items() if grown and 0 <= kept.base <= step - every)
+        """Journals that have grown long; each is named again only when it has grown by as much once more."""
+        every = self._recovery.refresh_every if self.kind == "journal" else step + 1
+        found = [key for key, kept in self._kept.items() if 0 <= kept.base <= step - every]
+        found = sorted(key for key in found if self._kept[key].renewed <= step - every)
+        for key in found:
+            self._kept[key].renewed = step
+        return found
 
     def wanted(self, view: View, generation: int, sizes: Sequence[float]) -> list[tuple[int, PeerId]]:
         """(stage, peer) of keepers that are missing; who never got a state is asked again in a new generation.

@@ -132,7 +132,10 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeps(msgspec.Struct, frozen=True):
-    """Peer to lead, ``keeping``: the state of ``stage`` as of ``step`` is here; its gradients are heard from now on."""
+    """Peer to lead, ``keeping``: the state of ``stage`` as of ``step`` is here; its gradients are heard from now on.
+
+    A step of -1: something that was sent for it is lost, and I keep it no longer.
+    """
 
     stage: int
     step: int

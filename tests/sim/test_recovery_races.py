@@ -99,18 +99,6 @@ def test_a_state_that_comes_before_the_word_that_it_is_to_be_kept_is_kept(tmp_pa
     assert run.result.state_hash == undisturbed()
 
 
-@pytest.mark.parametrize("slow_s", [0.0, 0.2])
-def test_a_journal_gets_a_new_base_once_each_time_that_it_has_grown_long(slow_s, monkeypatch, tmp_path):
-    """However long the state is on its way: several of them at once would only make that longer."""
-    sent = losing(monkeypatch, lambda said: False)
-    wanted = recipe("journal", refresh_every=2, steps=7)
-    links = {f"{a}->{b}": Link(latency_s=slow_s) for a in NAMES for b in NAMES if a != b}
-    run = simulate(msgspec.structs.replace(wanted, network=Network(links=links)), tmp_path)
-    assert run.result.state_hash == undisturbed()
-    bases = [(name, step) for name, topic, step in sent if topic == "base"]
-    assert sorted(bases) == [(name, step) for name in NAMES for step in (2, 4, 6)]
-
-
 # -- several stages at once ------------------------------------------------------------------------------------------
 
 
@@ -133,3 +121,54 @@ def test_what_a_stage_was_blended_of_is_written_down_although_another_newcomer_f
     run = simulate(msgspec.structs.replace(base, model=model, swarm=swarm, recovery=rules))
     assert sorted(facts.stage for facts in run.facts("train.blend", Blended)) == [2, 5]
     assert [facts.reason for facts in run.facts("peer.lost", Gone)][-1] == "it does not hold a usable state of stage 5"
+
+
+# -- bytes that make no sense ----------------------------------------------------------------------------------------
+
+Said = tuple[msgspec.Struct | None, list[bytes]]
+MANGLES: dict[str, Callable[[Any, Any], Said]] = {
+    "another body": lambda body, frames: (Gone(peer="x", name="y", reason="z"), [bytes(frame) for frame in frames]),
+    "no frames": lambda body, frames: (body, []),
+    "short frames": lambda body, frames: (body, [bytes(frame)[:-3] for frame in frames]),
+    "many frames": lambda body, frames: (body, [b"12345678"] * 64),
+    "zeros": lambda body, frames: (body, [bytes(len(frame) // 8) for frame in frames]),
+    "a huge length": lambda body, frames: (body, [b"\xff" * 9 for _ in frames]),
+}
+TALK = {
+    "shadow": ("state", "base", "gradient", "kept", "keeping"),
+    "journal": ("state", "journal", "base", "gradient"),
+    "replay": ("sent", "again", "hop"),
+    "replica": ("state", "mix", "tie", "ready", "hop"),
+}
+
+
+@pytest.mark.parametrize("mangle", list(MANGLES))
+@pytest.mark.parametrize(("rung", "topic"), [(rung, topic) for rung, topics in TALK.items() for topic in topics])
+def test_bytes_that_make_no_sense_cost_time_and_nothing_else(rung, topic, mangle, monkeypatch, tmp_path):
+    replicas = 2 if rung == "replica" else 1
+    names = peer_names(4 * replicas)
+    faults = tuple(
+        Fault(peer=name, step=step, phase="begin") for name, step in ((names[1], 2), (names[2], 2), (names[0], 5))
+    )
+    wanted = recipe("replica", rung, "checkpoint", faults=faults, replicas=replicas, refresh_every=2)
+    if topic == "tie":
+        wanted = msgspec.structs.replace(wanted, model=tiny(tied=True).model)
+    real, told = SimulatedWorld.send, list[str]()
+
+    async def send(self: SimulatedWorld, to, topic_, body=None, frames=(), *, generation=0, step=0) -> None:
+        if (
+            topic_.partition("/")[0] == topic
+            and step >= (0 if topic in ("base", "again") else 2)
+            and self.name != "lead"
+            and not told
+        ):
+            told.append(self.name)
+            body, frames = MANGLES[mangle](body, frames)
+        await real(self, to, topic_, body, frames, generation=generation, step=step)
+
+    monkeypatch.setattr(SimulatedWorld, "send", send)
+    run = simulate(wanted, tmp_path)
+    assert told
+    assert run.entries[-1].receipt.ended < 60
+    if topic != "tie":
+        assert run.result.state_hash == undisturbed()

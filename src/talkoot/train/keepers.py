@@ -17,11 +17,10 @@ from talkoot.train.sections import Recovery
 class Kept(msgspec.Struct):
     """What one keeper has of one stage: gradients from ``base`` on, all of them up to ``step``; -1: nothing yet.
 
-    ``asked``: the generation in which it was asked to keep it; ``renewed``: when it was last sent a newer base.
+    ``asked``: the generation in which it was asked to keep it.
     """
 
     asked: int
-    renewed: int = -1
     base: int = -1
     step: int = -1
 
@@ -101,13 +100,10 @@ class Keepers:
                 kept.step = step + 1
 
     def stale(self, step: int) -> list[tuple[int, PeerId]]:
-        """Journals that have grown long; each is named again only when it has grown by as much once more."""
-        every = self._recovery.refresh_every if self.kind == "journal" else step + 1
-        found = [key for key, kept in self._kept.items() if 0 <= kept.base <= step - every]
-        found = sorted(key for key in found if self._kept[key].renewed <= step - every)
-        for key in found:
-            self._kept[key].renewed = step
-        return found
+        """Journals that have grown long."""
+        every = self._recovery.refresh_every
+        grown = self.kind == "journal"
+        return sorted(key for key, kept in self._kept.items() if grown and 0 <= kept.base <= step - every)
 
     def wanted(self, view: View, generation: int, sizes: Sequence[float]) -> list[tuple[int, PeerId]]:
         """(stage, peer) of keepers that are missing; who never got a state is asked again in a new generation.

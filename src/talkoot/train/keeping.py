@@ -125,7 +125,7 @@ class Shadow:
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         try:
-            if state:  # else it is the one that a fresh stage has
+            if state or step:  # else it is the one that a fresh stage has
                 self._stage.load([joined(state)], step)
         except TalkootError as problem:
             raise ValueError(f"{problem.where}: {problem.why}") from problem

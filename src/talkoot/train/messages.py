@@ -91,10 +91,14 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Peer to lead, ``ready``: I hold the stage that I was assigned; ``finite``: every number in it is."""
+    """Peer to lead, ``ready``: I hold the stage that I was assigned.
+
+    ``finite``: every number in it is; ``problem``: why what others sent for it could not be used, and I do not hold it.
+    """
 
     stage: int
     finite: bool = True
+    problem: str = ""
 
 
 class Give(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ from talkoot.train.messages import (
     Update,
 )
 from talkoot.train.negotiate import negotiate, topic_of
-from talkoot.train.rebuild import UPDATE_FLOPS, rebuild
+from talkoot.train.rebuild import UPDATE_FLOPS, Unusable, rebuild
 from talkoot.train.worker import Worker
 from talkoot.world.api import HELLO, LOST, Lost, Message, World
 from talkoot.world.base import MAX_FRAMES
@@ -174,7 +174,11 @@ class Peer(Worker):
         self.keeping.clear()  # whoever is given a seat keeps nothing that counts
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         self.sent = SentLog()
-        await rebuild(self, assign, stage)
+        try:
+            await rebuild(self, assign, stage)
+        except Unusable as problem:
+            await self.tell("ready", Ready(assign.stage, finite=False, problem=str(problem)), assign.step)
+            return
         self.step = assign.step
         await self.tell("ready", Ready(assign.stage, stage.finite()), assign.step)
 
@@ -190,7 +194,12 @@ class Peer(Worker):
             case "base":
                 await self.send(to, "base", Ready(self.index), self.held().pack(), step)
             case "kept":
-                kept = self.keeping[give.stage].kept.hand_over()
+                keeping = self.keeping.get(give.stage)
+                if keeping is None or keeping.kept.step != step:  # better nothing than an older state
+                    reason = f"it was to give the state of stage {give.stage} of step {step}, which it does not have"
+                    await self.tell("cut", Cut(self.world.me, reason), step)
+                    return
+                kept = keeping.kept.hand_over()
                 await self.send(to, topic, None, kept.state, kept.step)
                 for at, frames in enumerate(kept.gradients, kept.step):
                     await self.send(to, f"journal/{self.generation}", None, frames, at)

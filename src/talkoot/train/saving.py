@@ -43,8 +43,6 @@ async def save_snapshot(lead: Lead) -> None:
         lead.served = {stage: set(lead.roster.holders(stage)) for stage in range(lead.num_stages)}
         lead.repeated = {}
         lead.state_hash, lead.saved_at, lead.manifest = manifest.state_hash, step, manifest
-        lead.served = {stage: set(lead.roster.holders(stage)) for stage in range(lead.num_stages)}
-        lead.repeated = {}
     if lead.folder is not None:  # what is left of one that was given up goes, too
         snapshots.prune(lead.folder, lead.world.blobs, lead.recipe.train.keep_checkpoints, step, lead.world.run)
 

@@ -44,6 +44,7 @@ def loss_of(lead: Lead) -> Loss:
         logged=_why_not_logged(lead, empty),
         ring=lead.recipe.swarm.layout == "ring",
         exact_moments=lead.recipe.recovery.moments == "exact",
+        failed=frozenset(lead.failed),
     )
 
 
@@ -92,7 +93,10 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
     for peer, stage in vacant:  # all of them before anybody has a seat: what a stage is made of must not be forgotten
         lead.states.note(lead.roster.name_of(peer), "ready")
         if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
-            lead.expel(peer, f"it does not hold a usable state of stage {stage}")
+            if stage in sources and answers[peer].stage == stage:  # whoever's fault it was: another way next time
+                lead.failed.add((stage, sources[stage].rung))
+            why = f": {answers[peer].problem}" if answers[peer].problem else ""
+            lead.expel(peer, f"it does not hold a usable state of stage {stage}{why}")
     for peer, stage in vacant:
         member = lead.roster.members[peer]
         lead.states.note(member.name, "accept")

@@ -101,7 +101,9 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         member = lead.roster.members[peer]
         lead.states.note(member.name, "accept")
         member.stage, member.held = stage, True
-        member.seated = (lead.saved_at or 0) if stage in again else lead.step  # it remembers what it sent in those steps
+        member.seated = (
+            (lead.saved_at or 0) if stage in again else lead.step
+        )  # it remembers what it sent in those steps
         if stage in again:
             lead.repeated.setdefault(stage, set()).update(lead.served.get(stage, set()) - lead.roster.members.keys())
         lead.served.setdefault(stage, set()).add(peer)

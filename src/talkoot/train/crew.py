@@ -186,11 +186,19 @@ class Crew:
         if verdict.lost:
             raise PeersLost(self.roster.lost)
         if verdict.again:
-            self.record("run.warning", Warned(text=f"step {self.step} is done again: {verdict.why}"))
-            self.watchdog.rest()
-            self.generation += 1
             self.strangers = True  # the introduction may be what was lost
-            raise Stalled(verdict.why)
+            self._again(verdict.why)
+
+    def _again(self, why: str) -> NoReturn:
+        """Begin again what is under way, although nobody is lost.
+
+        Raises:
+            Stalled: always.
+        """
+        self.record("run.warning", Warned(text=f"step {self.step} is done again: {why}"))
+        self.watchdog.rest()
+        self.generation += 1
+        raise Stalled(why)
 
     def _notice(self, message: Message) -> None:
         """Deal with news about who is there."""
@@ -235,7 +243,11 @@ class Crew:
             keeps = message.read(Keeps)
         except ValueError:
             return  # then it is not waited for, and nothing is asked of it
-        self.keepers.note(keeps.stage, message.sender, keeps.step, message.generation)
+        if keeps.step > self.step:
+            return
+        if self.keepers.note(keeps.stage, message.sender, keeps.step, message.generation):
+            name = self.roster.describe([message.sender])
+            self._again(f"{name}, which keeps stage {keeps.stage}, missed something that was sent for it")
 
     def _admit(self, message: Message) -> None:
         try:

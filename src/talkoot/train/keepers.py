@@ -67,11 +67,20 @@ class Keepers:
         """This peer was asked to keep the stage."""
         self._kept[stage, peer] = Kept(generation)
 
-    def note(self, stage: int, peer: PeerId, step: int, generation: int) -> None:
-        """A keeper said that it has the state of ``step``."""
+    def note(self, stage: int, peer: PeerId, step: int, generation: int) -> bool:
+        """A keeper said that it has the state of ``step``, or (-1) that it lost what it had.
+
+        Returns:
+            Whether somebody may be waiting for it in vain.
+        """
         kept = self._kept.get((stage, peer))
-        if kept is not None and generation >= kept.asked:
-            kept.base, kept.step = step, max(kept.step, step)
+        if kept is None or generation < kept.asked:
+            return False
+        if step < 0:
+            del self._kept[stage, peer]
+            return kept.step >= 0
+        kept.base, kept.step = step, max(kept.step, step)
+        return False
 
     def restore(self, stage: int, peer: PeerId, base: int, step: int, generation: int) -> None:
         """A keeper told a new lead what it has."""

@@ -22,7 +22,7 @@ from talkoot.train.messages import Update
 from talkoot.world.api import Blank, Frame, frame_bytes
 
 IN_MEMORY_BYTES = 2**20  # frames larger than that go to disk
-MAX_WAITING = 64  # gradients of one stage that are not applied yet; somebody who sends more is not meant well
+MAX_WAITING = 16  # gradients of one stage by one sender that are not applied yet
 
 
 class Laid(NamedTuple):
@@ -97,7 +97,11 @@ class Kept(Protocol):
     base: int  # the step of the state that is kept as it came
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
-        """Take the stage's state of ``step``; what was kept before is of no more use."""
+        """Take the stage's state of ``step``; what was kept before is of no more use.
+
+        Raises:
+            ValueError: it does not fit the stage.
+        """
         ...
 
     def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
@@ -120,8 +124,11 @@ class Shadow:
         self._stage, self.base, self.step = stage, -1, -1
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
-        if state:  # else it is the one that a fresh stage has
-            self._stage.load([joined(state)], step)
+        try:
+            if state or step:  # else it is the one that a fresh stage has
+                self._stage.load([joined(state)], step)
+        except TalkootError as problem:
+            raise ValueError(f"{problem.where}: {problem.why}") from problem
         self.base = self.step = step
 
     def commit(self, step: int, update: Update, frames: Sequence[Frame]) -> None:
@@ -142,6 +149,7 @@ class Journal:
         self._state, self._gradients = Laid(()), list[Laid]()
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
+        self.step = -1  # should the disk not take it
         self._spool.clear()
         self._state, self._gradients, self.base, self.step = self._spool.put(state), [], step, step
 
@@ -166,45 +174,83 @@ class Streamed(NamedTuple):
 class Keeping:
     """One stage that a peer keeps, and what has arrived for it.
 
+    A gradient is answered only when everything before it is here: whoever waits for the answer relies on that.
+
     Args:
         kept: a shadow or a journal.
         gradient_bytes: size of a gradient of the stage; others are not taken.
         flops: of a commit.
+        owner: who may send the stage's state; later it is whoever streamed the last committed gradient.
+        generation: in which it was asked for; an older one's states belong to a past that was given up.
     """
 
-    def __init__(self, kept: Kept, gradient_bytes: int, flops: float = 0.0) -> None:
+    def __init__(
+        self, kept: Kept, gradient_bytes: int, flops: float = 0.0, owner: str | None = None, generation: int = 0
+    ) -> None:
         self.kept, self._gradient_bytes, self.flops = kept, gradient_bytes, flops
+        self._owner, self._generation = owner, generation
         self._gradients: dict[Streamed, Sequence[Frame]] = {}
+        self._answered: set[Streamed] = set()
         self._commits: dict[int, tuple[Streamed, Update]] = {}  # by step, those not carried out yet
 
     def begin(self, state: Sequence[Frame], step: int) -> None:
         """Take a state, and do what waited for it."""
         self.kept.begin(state, step)
-        self._commits = {at: commit for at, commit in self._commits.items() if at >= step}
         self._advance()
 
-    def gradient(self, which: Streamed, frames: Sequence[Frame]) -> bool:
-        """Take a gradient; False when it cannot be one of this stage."""
-        if len(frames) != 1 or frame_bytes(frames[0]) != self._gradient_bytes or len(self._gradients) >= MAX_WAITING:
+    def renew(self, sender: str, generation: int, state: Sequence[Frame], step: int) -> bool:
+        """As :meth:`begin`, if it is the owner's word and not older than what is here; whether it is.
+
+        Raises:
+            ValueError: it does not fit the stage.
+        """
+        if sender != self._owner or generation < self._generation or step < self.kept.step:
             return False
-        self._gradients[which] = frames
-        self._advance()
+        self.begin(state, step)
+        return True
+
+    def gradient(self, which: Streamed, frames: Sequence[Frame]) -> bool:
+        """Take a gradient; False when it cannot be one of this stage. Of too many, a sender's first one goes."""
+        if len(frames) != 1 or frame_bytes(frames[0]) != self._gradient_bytes:
+            return False
+        if which.step >= self.kept.step:  # else it was applied, or is part of the state
+            self._gradients[which] = frames
+            waiting = [other for other in self._gradients if other.owner == which.owner]
+            for first in waiting[:-MAX_WAITING]:
+                del self._gradients[first]
+            self._advance()
         return True
 
     def commit(self, which: Streamed, update: Update) -> None:
         """Note a commit; what else was prepared in this step is forgotten."""
-        self._commits[which.step] = which, update
-        for key in [key for key in self._gradients if key.step == which.step and key != which]:
-            del self._gradients[key]
+        self._commits[which.step], self._owner = (which, update), which.owner
+        for other in [other for other in self._gradients if other.step == which.step and other != which]:
+            del self._gradients[other]
         self._advance()
+
+    def answers(self) -> list[Streamed]:
+        """Gradients with which all is here that their step needs; each is named once."""
+        ready = [which for which in self._gradients if which.step == self.kept.step and which not in self._answered]
+        self._answered.update(ready)
+        return ready
+
+    @property
+    def torn(self) -> bool:
+        """Whether something was lost on its way: later gradients are here, but not what comes before them.
+
+        An owner's state comes before its first gradient; a new owner's gradient may overtake it, which costs a state.
+        """
+        later = any(which.step > self.kept.step for which in self._gradients)
+        return later and (self.kept.step < 0 or self.kept.step in self._commits)
 
     def _advance(self) -> None:
         while (due := self._commits.get(self.kept.step)) is not None and due[0] in self._gradients:
             which, update = due
             self.kept.commit(which.step, update, self._gradients.pop(which))
-            del self._commits[which.step]
-        for key in [key for key in self._gradients if key.step < self.kept.step]:
-            del self._gradients[key]
+        for which in [which for which in self._gradients if which.step < self.kept.step]:
+            del self._gradients[which]
+        self._answered &= self._gradients.keys()
+        self._commits = {step: due for step, due in self._commits.items() if step >= self.kept.step}
 
 
 class SentLog:

@@ -82,6 +82,7 @@ class Lead(Crew):
         self.hurt: tuple[str, ...] = ()  # names lost in the recovery under way
         self.served: dict[int, set[PeerId]] = {}  # who held each stage since the newest snapshot
         self.repeated: dict[int, set[PeerId]] = {}  # of them, who is gone but whose words were computed again
+        self.failed: set[tuple[int, str]] = set()  # (stage, rung) that brought nothing usable in this recovery
         self._sources: dict[int, Source] = {}  # where stages that nobody holds get their state from
         self.manifest: snapshots.Manifest | None = None  # of the newest snapshot
 
@@ -168,6 +169,7 @@ class Lead(Crew):
             pause = 0.0 if self.lost_at is None else self.world.now() - self.lost_at
             self.record("train.recover", msgspec.structs.replace(self._recovering, pause_s=pause))
             self._recovering, self.lost_at, self.hurt = None, None, ()
+            self.failed.clear()
         self.states.note(RUN, "begin")
         self.states.note(RUN, "whole")
         self.flush_states()

@@ -91,10 +91,14 @@ class Assign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Peer to lead, ``ready``: I hold the stage that I was assigned; ``finite``: every number in it is."""
+    """Peer to lead, ``ready``: I hold the stage that I was assigned.
+
+    ``finite``: every number in it is; ``problem``: why what others sent for it could not be used, and I do not hold it.
+    """
 
     stage: int
     finite: bool = True
+    problem: str = ""
 
 
 class Give(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +136,10 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeps(msgspec.Struct, frozen=True):
-    """Peer to lead, ``keeping``: the state of ``stage`` as of ``step`` is here; its gradients are heard from now on."""
+    """Peer to lead, ``keeping``: the state of ``stage`` as of ``step`` is here; its gradients are heard from now on.
+
+    A step of -1: something that was sent for it is lost, and I keep it no longer.
+    """
 
     stage: int
     step: int

@@ -41,7 +41,7 @@ from talkoot.train.messages import (
     Update,
 )
 from talkoot.train.negotiate import negotiate, topic_of
-from talkoot.train.rebuild import UPDATE_FLOPS, rebuild
+from talkoot.train.rebuild import UPDATE_FLOPS, Unusable, rebuild
 from talkoot.train.worker import Worker
 from talkoot.world.api import HELLO, LOST, Lost, Message, World
 from talkoot.world.base import MAX_FRAMES
@@ -67,6 +67,7 @@ class Peer(Worker):
         super().__init__(world, job)
         self.node: FlowNode | None = None  # while routes are negotiated
         self.keeping: dict[int, Keeping] = {}  # by stage, what is kept for others
+        self.early: dict[int, Message] = {}  # by stage, states that came before the word that they are to be kept
 
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
@@ -170,9 +171,14 @@ class Peer(Worker):
         await self.world.reached(assign.reached, "assign", late=True)
         self.stage = self.step = None  # two stages at once might not fit
         self.ready = -1
+        self.keeping.clear()  # whoever is given a seat keeps nothing that counts
         stage = self.stage = make_stage(self.job, assign.first, assign.last)
         self.sent = SentLog()
-        await rebuild(self, assign, stage)
+        try:
+            await rebuild(self, assign, stage)
+        except Unusable as problem:
+            await self.tell("ready", Ready(assign.stage, finite=False, problem=str(problem)), assign.step)
+            return
         self.step = assign.step
         await self.tell("ready", Ready(assign.stage, stage.finite()), assign.step)
 
@@ -188,7 +194,12 @@ class Peer(Worker):
             case "base":
                 await self.send(to, "base", Ready(self.index), self.held().pack(), step)
             case "kept":
-                kept = self.keeping[give.stage].kept.hand_over()
+                keeping = self.keeping.get(give.stage)
+                if keeping is None or keeping.kept.step != step:  # better nothing than an older state
+                    reason = f"it was to give the state of stage {give.stage} of step {step}, which it does not have"
+                    await self.tell("cut", Cut(self.world.me, reason), step)
+                    return
+                kept = keeping.kept.hand_over()
                 await self.send(to, topic, None, kept.state, kept.step)
                 for at, frames in enumerate(kept.gradients, kept.step):
                     await self.send(to, f"journal/{self.generation}", None, frames, at)
@@ -210,26 +221,40 @@ class Peer(Worker):
         numbers = sum(config.layer_parameters()[index] for index in config.held(keep.first, keep.last))
         (size,) = gradient_bytes(config, [(keep.first, keep.last)], self.job.recipe.recovery.stream)
         flops = UPDATE_FLOPS * numbers if keep.kind == "shadow" else 0.0
-        keeping = self.keeping[keep.stage] = Keeping(kept, size, flops)
+        keeping = self.keeping[keep.stage] = Keeping(kept, size, flops, keep.owner, self.generation)
+        early = self.early.pop(keep.stage, None)
         if keep.owner is None:
             keeping.begin([self.world.blobs.get(name) for name in keep.blobs], keep.step)
             await self.tell("keeping", Keeps(keep.stage, keep.step), step)
+        elif early is not None:
+            await self._hear_owner(early)
 
     async def _hear_owner(self, message: Message) -> None:
         """Somebody whose stage is kept here sends its state, or a gradient."""
-        try:
+        with suppress(ValueError):  # nonsense is as good as silence
             if message.topic == "base":
                 stage = message.read(Ready).stage
-                self.keeping[stage].begin(message.frames, message.step)
-                await self.tell("keeping", Keeps(stage, message.step), message.step)
+                keeping, said = self.keeping.get(stage), (message.sender, message.generation)
+                if keeping is not None and keeping.renew(*said, message.frames, message.step):
+                    await self.tell("keeping", Keeps(stage, message.step), message.step)
+                elif keeping is None and 0 <= stage < self.job.recipe.swarm.num_stages:
+                    self.early[stage] = message
             else:
                 said = message.read(Gradient)
-                which = Streamed(message.step, message.sender, message.generation, said.attempt)
-                if self.keeping[said.stage].gradient(which, message.frames):
-                    topic = f"kept/{message.generation}/{message.step}/{said.attempt}"
-                    await self.send(message.sender, topic, None, (), message.step)
-        except (KeyError, ValueError):
-            return  # of a stage that is not kept here, or nonsense: as good as silence
+                stage, which = said.stage, Streamed(message.step, message.sender, message.generation, said.attempt)
+                if stage in self.keeping:
+                    self.keeping[stage].gradient(which, message.frames)
+            await self._answer(stage)
+
+    async def _answer(self, stage: int) -> None:
+        """Tell owners which gradients are here with all that comes before them, or the lead that something is lost."""
+        keeping = self.keeping.get(stage)
+        for which in keeping.answers() if keeping is not None else ():
+            topic = f"kept/{which.generation}/{which.step}/{which.attempt}"
+            await self.send(PeerId(which.owner), topic, None, (), which.step)
+        if keeping is not None and keeping.torn:
+            del self.keeping[stage]
+            await self.tell("keeping", Keeps(stage, -1), self.step or 0)
 
     async def _save(self, step: int) -> None:
         await self.world.reached(step, "save")
@@ -277,5 +302,7 @@ class Peer(Worker):
                 which = Streamed(step, owner, self.generation, attempt)
                 update = Update(commit.rates[index], commit.scale)
                 await self.world.compute(partial(keeping.commit, which, update), keeping.flops)
+                await self._answer(index)
+        self.early = {index: held for index, held in self.early.items() if held.step > step}  # the others came in vain
         self.step, self.work_done = step + 1, self.work_done + 1
         await self.world.reached(step, "idle")

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Phase
-from talkoot.train.compute import Neighbour, StageCompute
+from talkoot.train.compute import Neighbour, StageCompute, hop_bytes
 from talkoot.train.desk import Parcel
 from talkoot.train.keeping import joined, whoever_holds
 from talkoot.train.messages import Assign, Donor, Sent, Update, Visit
 from talkoot.train.worker import Worker
-from talkoot.world.api import Frame
+from talkoot.world.api import Frame, Message, frame_bytes
 
 Arrived = dict[int, dict[tuple[Phase, int], Sequence[Frame]]]  # by step, and work that it was sent for
 UPDATE_FLOPS = 12.0  # per parameter, of one optimizer step
+
+
+class Unusable(Exception):
+    """What others sent makes no sense; nothing can be made of it here."""
+
+
+@contextmanager
+def _from(donor: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, IndexError, TalkootError) as problem:
+        why = f"{problem.where}: {problem.why}" if isinstance(problem, TalkootError) else str(problem)
+        raise Unusable(f"peer {donor[:8]} sent what does not fit: {why}") from problem
 
 
 async def rebuild(worker: Worker, assign: Assign, stage: StageCompute) -> None:
     """Bring a fresh stage to the state of ``assign.step``.
 
     Raises:
-        ValueError: what a donor sent is of another step than the lead said.
-        TalkootError: it does not fit the stage.
+        Unusable: what a donor sent does not fit.
+        TalkootError: what is stored does not.
     """
     match assign.source:
         case "stored":
@@ -39,16 +54,20 @@ async def rebuild(worker: Worker, assign: Assign, stage: StageCompute) -> None:
 
 
 async def _from_keeper(worker: Worker, assign: Assign, stage: StageCompute) -> None:
-    donor = assign.donors[0].peer
+    donor, oldest = assign.donors[0].peer, assign.step - len(assign.updates)
     message = await worker.take_from(donor, f"state/{worker.generation}")
-    if message.frames:
-        stage.load([joined(message.frames)], message.step)
+    if not oldest <= message.step <= assign.step:
+        raise Unusable(f"peer {donor[:8]} sent the state of step {message.step}, not of {oldest} to {assign.step}")
+    if message.frames or message.step:  # else it is the one that a fresh stage has
+        with _from(donor):
+            stage.load([joined(message.frames)], message.step)
     for step in range(message.step, assign.step):
         gradient = await worker.take_from(donor, f"journal/{worker.generation}")
         if gradient.step != step:
-            raise ValueError(f"the gradient of step {step} was expected, that of {gradient.step} came")
+            raise Unusable(f"peer {donor[:8]} sent the gradient of step {gradient.step}, not of {step}")
         stage.begin(step, 1, False)
-        stage.adopt(gradient.frames)
+        with _from(donor):
+            stage.adopt(gradient.frames)
         await _apply(worker, stage, assign.updates[step - assign.step])
 
 
@@ -104,8 +123,8 @@ class _Again:
         while (phase, microbatch) not in self._arrived[step]:
             message = await self._worker.listen(topic)
             if message.sender in companions:
-                for key in message.read(Sent).keys:
-                    self._arrived[message.step].setdefault(key, message.frames)
+                for key, frame in _sent_frames(self._worker, message).items():
+                    self._arrived[message.step].setdefault(key, [frame])
         return self._arrived[step][phase, microbatch]
 
     async def _pass_on(self, step: int, phase: Phase, microbatch: int, to: int, output: Sequence[Frame]) -> None:
@@ -135,14 +154,20 @@ async def _collect(worker: Worker, donors: set[str], first: int, end: int) -> Ar
         message = await worker.listen(f"sent/{worker.generation}")
         if (message.sender, message.step) not in missing:
             continue
-        sent = message.read(Sent)
-        if len(sent.keys) != len(message.frames):
-            raise ValueError(f"{message} names {len(sent.keys)} frames and carries {len(message.frames)}")
-        for key, frame in zip(sent.keys, message.frames, strict=True):
+        for key, frame in _sent_frames(worker, message).items():
             arrived[message.step][key] = [frame]
-        if not sent.more:
+        if not message.read(Sent).more:
             missing.discard((message.sender, message.step))
     return arrived
+
+
+def _sent_frames(worker: Worker, message: Message) -> dict[tuple[Phase, int], Frame]:
+    """The frames of a ``sent`` or ``again`` by the work that they are for; each is as large as an activation."""
+    with _from(message.sender):
+        keys, size = message.read(Sent).keys, hop_bytes(worker.job.config, worker.job.recipe)
+        if any(frame_bytes(frame) != size for frame in message.frames):
+            raise ValueError(f"frames of {sorted(set(map(frame_bytes, message.frames)))} bytes, not of {size}")
+        return dict(zip(keys, message.frames, strict=True))
 
 
 async def _blended(worker: Worker, assign: Assign, stage: StageCompute) -> None:
@@ -155,4 +180,5 @@ async def _blended(worker: Worker, assign: Assign, stage: StageCompute) -> None:
             waiting.remove(donor)
             arrived[donor] = joined(message.frames)
     neighbours = [Neighbour(donor.first, donor.last, donor.norm, arrived[donor]) for donor in assign.donors]
-    stage.blend(neighbours, assign.step)
+    with _from("of a neighbouring stage"):
+        stage.blend(neighbours, assign.step)

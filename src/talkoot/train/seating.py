@@ -44,6 +44,7 @@ def loss_of(lead: Lead) -> Loss:
         logged=_why_not_logged(lead, empty),
         ring=lead.recipe.swarm.layout == "ring",
         exact_moments=lead.recipe.recovery.moments == "exact",
+        failed=frozenset(lead.failed),
     )
 
 
@@ -79,8 +80,9 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
     await introduce(lead)
     words: dict[PeerId, str] = {}
     received: set[PeerId] = set()  # whose state comes from other peers
+    again = {stage for stage, source in sources.items() if source.how == "replay"}
     for peer, stage in vacant:
-        others = tuple((other_stage, other) for other, other_stage in vacant if other_stage != stage)
+        others = tuple((other_stage, other) for other, other_stage in vacant if other_stage in again - {stage})
         assign, gives, words[peer] = _plan(lead, peer, stage, sources.get(stage), others)
         received |= {peer} if gives else set()
         lead.states.note(lead.roster.name_of(peer), "assign")
@@ -88,17 +90,21 @@ async def seat(lead: Lead, vacant: Sequence[tuple[PeerId, int]], sources: dict[i
         for donor, give in gives:
             await lead.tell(donor, "give", give, lead.step)
     answers = await lead.gather("ready", words, Ready, lead.step)
+    for peer, stage in vacant:  # all of them before anybody has a seat: what a stage is made of must not be forgotten
+        lead.states.note(lead.roster.name_of(peer), "ready")
+        if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
+            if stage in sources and answers[peer].stage == stage:  # whoever's fault it was: another way next time
+                lead.failed.add((stage, sources[stage].rung))
+            why = f": {answers[peer].problem}" if answers[peer].problem else ""
+            lead.expel(peer, f"it does not hold a usable state of stage {stage}{why}")
     for peer, stage in vacant:
         member = lead.roster.members[peer]
-        lead.states.note(member.name, "ready")
-        if answers[peer].stage != stage or (peer in received and not answers[peer].finite):
-            lead.expel(peer, f"it does not hold a usable state of stage {stage}")
         lead.states.note(member.name, "accept")
-        source = sources.get(stage)
-        again = source is not None and source.how == "replay"  # then it remembers what it sent as of the snapshot
         member.stage, member.held = stage, True
-        member.seated = (lead.saved_at or 0) if again else lead.step
-        if again:
+        member.seated = (
+            (lead.saved_at or 0) if stage in again else lead.step
+        )  # it remembers what it sent in those steps
+        if stage in again:
             lead.repeated.setdefault(stage, set()).update(lead.served.get(stage, set()) - lead.roster.members.keys())
         lead.served.setdefault(stage, set()).add(peer)
         lead.record("peer.seat", Seated(peer=peer, name=member.name, stage=stage, source=words[peer]))

@@ -35,7 +35,7 @@ SLOT_TABLE: dict[tuple[str, str], str] = {
     ("verifying", "accept"): "active",
     ("active", "suspect"): "suspect",
     ("suspect", "alive"): "active",
-    ("syncing", "assign"): "syncing",  # once more, because somebody else was lost meanwhile
+    **{(state, "assign"): "syncing" for state in ("syncing", "verifying")},  # once more: somebody was lost meanwhile
     **{(state, "lost"): "vacant" for state in FILLED},
     **{(state, "vacate"): "waiting" for state in ("syncing", "verifying", "active", "suspect")},
 }

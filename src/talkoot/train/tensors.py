@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as write_safetensors
 from torch import Tensor
 
-from talkoot.core.errors import TalkootError
+from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId, digest
 from talkoot.data import Windows
 from talkoot.model.config import ModelConfig, tied_names
@@ -179,7 +180,10 @@ class TensorStage:
             peer: [(node, from_frame(frame, torch.float32, (len(frame) // 4,), self._device)) for node, frame in parts]
             for peer, parts in received.items()
         }
-        self._sum = self._rule.merge(turn, me, group, self._sum, vectors)
+        merged = self._rule.merge(turn, me, group, self._sum, vectors)
+        if turn == self.turns - 1 and len(merged.total) != self.num_values:
+            raise ValueError(f"the gradient that was agreed on has {len(merged.total)} values, not {self.num_values}")
+        self._sum = merged
 
     def _mean(self) -> dict[str, Tensor]:
         """Mean gradient over the microbatches that came by, by tensor, as views of one flat vector."""
@@ -288,7 +292,14 @@ class TensorStage:
         for name, tensor in mine.items():
             if name.startswith("count/"):
                 continue
-            if name not in saved or saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            count = saved.get(f"count/{name.partition('/')[2]}")
+            scalar = count is None or count.numel() == 1
+            if (
+                not scalar
+                or name not in saved
+                or saved[name].shape != tensor.shape
+                or saved[name].dtype != tensor.dtype
+            ):
                 raise TalkootError(
                     "a saved state does not fit this model",
                     where=name,
@@ -315,5 +326,14 @@ def _read(parts: Sequence[bytes]) -> dict[str, Tensor]:
     saved: dict[str, Tensor] = {}
     for part in parts:
         for state in split_states(part):
-            saved.update(read_safetensors(state))
+            try:
+                saved.update(read_safetensors(state))
+            except (SafetensorError, ValueError, KeyError) as problem:
+                raise TalkootError(
+                    "a stage's state cannot be read",
+                    where=f"a state of {len(state)} bytes",
+                    why=str(problem),
+                    next="check that all peers run the same version of talkoot; a damaged snapshot can be removed",
+                    code=Exit.FAILED_CHECK,
+                ) from problem
     return saved

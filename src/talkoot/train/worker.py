@@ -7,18 +7,20 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId, digest
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.plan.steps import Work
 from talkoot.train.allegiance import Allegiance
-from talkoot.train.compute import StageCompute
+from talkoot.train.compute import StageCompute, hop_bytes
 from talkoot.train.desk import Desk, Parcel
 from talkoot.train.job import Job
 from talkoot.train.keeping import SentLog
-from talkoot.train.messages import Amend, Begin, Carry, Census, Gradient, Mix, Prepared, Standing
+from talkoot.train.messages import Amend, Begin, Carry, Census, Cut, Gradient, Mix, Prepared, Standing
 from talkoot.train.records import Worked
 from talkoot.train.treesum import Node
 from talkoot.train.watchdog import Pulse
@@ -61,6 +63,7 @@ class Worker:
         self.sent_bytes = 0
         self.busy_s = 0.0
         self.sent = SentLog()
+        self._hop_bytes = hop_bytes(job.config, job.recipe)
         self.step: int | None = None  # the committed steps in the state that it holds
         self.work_done = 0  # pieces of work, ever
         self.waiting = False  # for somebody's message
@@ -173,9 +176,13 @@ class Worker:
         message = await self.listen(*topics, self.hops, *FROM_LEAD)
         current = message.sender == self.lead and (message.generation, message.step) == (self.generation, step)
         if message.topic == self.hops:
-            with suppress(ValueError):  # nonsense is as good as silence
+            try:
                 carry = message.read(Carry)
-                self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames, carry.round)
+                if [frame_bytes(frame) for frame in message.frames] != [self._hop_bytes]:
+                    raise ValueError(f"{message} does not carry one activation")
+            except ValueError as problem:
+                return await self._accuse(message.sender, problem, step)
+            self.desk.arrive(message.sender, carry.phase, carry.microbatch, message.frames, carry.round)
         elif message.topic in topics:
             return message
         elif message.topic == "census" and current:
@@ -185,6 +192,20 @@ class Worker:
         elif message.topic == "amend" and current:
             await self._amend(message.read(Amend), step)
         return None
+
+    async def _accuse(self, sender: str, problem: Exception, step: int) -> None:
+        """Tell the lead of somebody whose bytes make no sense; without them this step cannot go on as planned."""
+        why = f"{problem.where}: {problem.why}" if isinstance(problem, TalkootError) else str(problem)
+        await self.tell("cut", Cut(sender, f"it sent what makes no sense: {why}"), step)
+
+    async def _hear_forever(self, step: int) -> NoReturn:
+        """Until the lead has changed something.
+
+        Raises:
+            _Amended: as :meth:`_hear`.
+        """
+        while True:
+            await self._hear(step)
 
     async def _amend(self, amend: Amend, step: int) -> None:
         for parcel in self.desk.amend(amend.items):
@@ -216,8 +237,17 @@ class Worker:
                 while len(received) < len(group) - 1:
                     message = await self._hear(step, topic)
                     if message is not None and message.sender in group:
-                        received[message.sender] = _partials(message)
-                stage.merge(turn, me, group, received)
+                        try:
+                            received[message.sender] = _partials(message)
+                        except ValueError as problem:
+                            await self._accuse(message.sender, problem, step)
+                try:
+                    stage.merge(turn, me, group, received)
+                except (ValueError, LookupError, TalkootError) as problem:
+                    if len(received) > 1:
+                        raise  # whose fault it is cannot be told
+                    await self._accuse(next(iter(received)), problem, step)
+                    await self._hear_forever(step)
                 await self._advance(step)
         if mix.tie_from is not None:
             topic = f"tie/{self.generation}/{step}/{mix.attempt}"
@@ -225,7 +255,11 @@ class Worker:
                 await self.send(PeerId(peer), topic, None, stage.tied_gradient(), step)
             while (message := await self._hear(step, topic)) is None or message.sender != mix.tie_from:
                 pass
-            stage.merge_tied(message.frames)
+            try:
+                stage.merge_tied(message.frames)
+            except (LookupError, TalkootError) as problem:
+                await self._accuse(message.sender, problem, step)
+                await self._hear_forever(step)
 
     async def _stream(self, stage: StageCompute, step: int) -> None:
         """Send the gradient to those who keep this stage, and wait until they have it."""

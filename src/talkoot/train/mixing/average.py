@@ -58,6 +58,8 @@ class Average:
                 merged.insert(node, value[slice_of(len(value), index, len(group))].clone())
             for peer in group:
                 for node, value in received.get(peer, ()):
+                    if any(len(known) != len(value) for _, known in merged):
+                        raise ValueError(f"a slice of {len(value)} values is not as long as the others")
                     merged.insert(node, value)
             return merged
         slices = [mine.total if peer == me else received[peer][0][1] for peer in group]

@@ -43,6 +43,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
         logged: why the steps since then cannot be computed again from what neighbours sent; empty = they can.
         ring: whether the first and the last stage are neighbours.
         exact_moments: whether a blend is to have the lost stage's own optimizer moments.
+        failed: (stage, rung) of those that were tried in this recovery and brought nothing usable.
     """
 
     stages: tuple[Holding, ...]
@@ -52,6 +53,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     logged: str = "nobody remembers what was sent"
     ring: bool = False
     exact_moments: bool = False
+    failed: frozenset[tuple[int, str]] = frozenset()
 
     @property
     def empty_stages(self) -> list[int]:
@@ -145,7 +147,8 @@ def climb(names: Sequence[str], loss: Loss) -> dict[int, Source]:
             continue
         said: dict[str, str] = {}
         for name in names:
-            answer = rungs[name](loss, stage)
+            tried = (stage, name) in loss.failed
+            answer = "what it brought was of no use" if tried else rungs[name](loss, stage)
             if isinstance(answer, Source):
                 sources[stage] = answer
                 break

@@ -196,13 +196,15 @@ def test_a_placement_is_a_partition_repeats_for_its_seed_and_beats_random_ones(c
     assert place(problem, sizes, seed=seed, effort=64, origins=origins) == found
     costs = [placement_cost(problem, place(problem, sizes, seed=seed, effort=e, origins=origins)) for e in (0, 32, 96)]
     assert costs[0] >= costs[1] >= placement_cost(problem, found) >= costs[2]
-    chance = random.Random(seed)
+    chance, others = random.Random(seed), list[float]()
     for _ in range(30):
         nodes = [n for n in chance.sample(range(sum(sizes)), sum(sizes)) if n not in (origins or ())]
         groups = [list(origins)] if origins else []
         for size in sizes[len(groups) :]:
             groups.append([nodes.pop() for _ in range(size)])
-        assert placement_cost(problem, groups) >= costs[2] - 1e-9
+        others.append(placement_cost(problem, groups))
+    # Not the best of them: with so few nodes 30 draws may hit the optimum, which a heuristic may miss.
+    assert costs[2] <= sorted(others)[len(others) // 4] + 1e-9
 
 
 def test_the_published_case_gets_the_same_good_placement_from_several_seeds():

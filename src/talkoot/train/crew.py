@@ -121,8 +121,8 @@ class Crew:
         """
         answers: dict[PeerId, A] = {}
         wanted = set(peers)
-        # A stage's whole state may be on its way for long: that alone is no sign of a lost message.
-        slow_s = self.recipe.train.patience_s / 4 if topic == "ready" else 0.0
+        # A whole state may be on its way for long, and who writes one down is deaf meanwhile (1.6 GB: 27 s).
+        slow_s = self.recipe.train.patience_s * {"ready": 0.25, "saved": 1.0}.get(topic, 0.0)
         self.watchdog.wait(topic.partition("/")[0], (self.generation, step), self.world.now(), slow_s)
         while wanted:
             message = await self.next(topic, wanted, watch=True)

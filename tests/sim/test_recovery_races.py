@@ -21,7 +21,7 @@ NAMES = peer_names(4)
 
 def recipe(*ladder: str, faults: tuple[Fault, ...] = (), replicas: int = 1, steps: int = 7, **recovery: Any) -> Recipe:
     base = tiny(4, replicas, faults, steps=steps, checkpoint_every=100)
-    return replace(base, "recovery", ladder=ladder, watchdog_s=2.0, **recovery)
+    return replace(base, "recovery", ladder=tuple(dict.fromkeys(ladder)), watchdog_s=2.0, **recovery)
 
 
 @cache

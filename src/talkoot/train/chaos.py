@@ -85,6 +85,11 @@ class Docket:
         for fault in due[: due.index(killers[0]) + 1] if killers else ():
             kept.remove(fault)
 
+    def resume(self, step: int) -> None:
+        """The run goes on after it had come to ``step`` once: what was planned up to there, or for a time, has been."""
+        for kept in self._ahead.values():
+            kept[:] = [fault for fault in kept if fault.at_s is None and (fault.step or 0) > step]
+
     def left(self, step: int) -> list[str]:
         """In words, what was planned for steps that the run, done after ``step`` steps, never had."""
         ahead = [(name, fault) for name, faults in self._ahead.items() for fault in faults if fault.step is not None]

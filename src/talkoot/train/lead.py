@@ -107,6 +107,7 @@ class Lead(Crew):
             resume = Resume(world=self.world.kind, talkoot=talkoot.__version__, stages=stages, steps=steps)
             self.record("run.resume", resume)
             self.states = States(self.state["states"])  # nobody is there yet
+            self._docket.resume(self.furthest)
         else:
             self.record("run.start", start_of(self.job, self.world.kind, self.stages, self.tokenizer_digest))
 

@@ -95,7 +95,7 @@ def _give_up(lead: Lead, step: int, problem: str) -> None:
     if step >= lead.recipe.train.steps or lead.stop_requested:
         raise TalkootError(
             "the last state cannot be saved",
-            where=f"step {step} of run {lead.world.run}",
+            where=f"step {step} of run {lead.world.run}{'' if lead.folder is None else f', in {lead.folder}'}",
             why=problem,
             next=f"free some space and run the same command again: it resumes ({newest})",
         )

@@ -23,7 +23,6 @@ from talkoot.train.mixing import mixing_rules
 from talkoot.train.mixing.rule import add
 from talkoot.train.recipe import Recipe
 from talkoot.train.recovery import blending
-from talkoot.train.sections import needs_keepers
 from talkoot.train.treesum import TreeSum
 from talkoot.world.api import Frame
 from talkoot.world.base import MAX_FRAMES
@@ -83,7 +82,7 @@ class TensorStage:
         self._rule = mixing_rules[train.mixing]
         self.turns = self._rule.turns
         self._range, self._recovery, self._seed = (first, last), recipe.recovery, recipe.seed
-        self._stream = getattr(torch, recipe.recovery.stream if needs_keepers(recipe.recovery) else "float32")
+        self._stream = getattr(torch, recipe.recovery.stream)
         self._optimizer = self._make_optimizer()
         self.steps_done = 0
         self.begin(0, 1, False)

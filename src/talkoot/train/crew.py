@@ -122,7 +122,7 @@ class Crew:
         answers: dict[PeerId, A] = {}
         wanted = set(peers)
         # A whole state may be on its way for long, and who writes one down is deaf meanwhile (1.6 GB: 27 s).
-        slow_s = self.recipe.train.patience_s * {"ready": 0.25, "saved": 1.0}.get(topic, 0.0)
+        slow_s = self.recipe.train.patience_s / 4 if topic in ("ready", "saved") else 0.0
         self.watchdog.wait(topic.partition("/")[0], (self.generation, step), self.world.now(), slow_s)
         while wanted:
             message = await self.next(topic, wanted, watch=True)

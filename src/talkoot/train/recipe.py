@@ -70,11 +70,11 @@ def check_faults(faults: Sequence[Fault], swarm: Swarm, where: str = "faults", w
     """
     known = {*swarm.peers, *(joiner.name for joiner in swarm.joiners)}
     for index, fault in enumerate(faults):
-        for key, why in _wrong_with(fault, known, ring=swarm.layout == "ring"):
+        for key, why in _wrong_with(fault, known):
             raise _bad(f"{where}[{index}].{key}", why, what=what)
 
 
-def _wrong_with(fault: Fault, known: set[str], *, ring: bool) -> Iterator[tuple[str, str]]:
+def _wrong_with(fault: Fault, known: set[str]) -> Iterator[tuple[str, str]]:
     """(Key, what is wrong with it) of each mistake in a fault."""
     if fault.peers and (fault.peer or fault.kind != "partition"):
         yield "peers", "a group is for a partition, and stands instead of peer"
@@ -90,8 +90,6 @@ def _wrong_with(fault: Fault, known: set[str], *, ring: bool) -> Iterator[tuple[
         yield "step", f"it is {fault.step}, it must be at least 0"
     elif fault.at_s is None and fault.phase not in (phases := LEADS_PHASES if fault.peer == LEAD else PHASES):
         yield "phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, phases)}"
-    elif fault.phase == "loss" and not ring:
-        yield "phase", "in a line the loss is part of the last stage's forward; no peer passes this phase"
     for key, value in (("seconds", fault.seconds), ("at_s", fault.at_s or 0.0)):
         if not 0 <= value < math.inf:
             yield key, f"it is {value}, it must be at least 0"

@@ -258,7 +258,9 @@ def test_a_manifest_that_cannot_be_written_costs_that_snapshot_alone(tmp_path, m
 
     run = simulate(tiny(), tmp_path, started=started)
     check(run)
-    assert warnings(run) == ["no snapshot of step 2: the disk is full: No space left on device; there is no other: it would start over"]
+    assert warnings(run) == [
+        "no snapshot of step 2: the disk is full: No space left on device; there is no other: it would start over"
+    ]
     assert [read_manifest(path).step for path in manifests(tmp_path)] == [5, 4]
 
 

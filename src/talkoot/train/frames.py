@@ -42,14 +42,19 @@ def split_states(data: bytes) -> list[bytes]:
             found.append(data[at:end])
             at = end
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as problem:
-        raise TalkootError(
-            "a stage's state cannot be read",
-            where=f"byte {at} of {len(data)}",
-            why=str(problem),
-            next="check that all peers run the same version of talkoot; a damaged snapshot can be removed",
-            code=Exit.FAILED_CHECK,
-        ) from problem
+        raise unreadable(f"byte {at} of {len(data)}", problem) from problem
     return found
+
+
+def unreadable(where: str, problem: Exception) -> TalkootError:
+    """What to say about a state that is none."""
+    return TalkootError(
+        "a stage's state cannot be read",
+        where=where,
+        why=str(problem),
+        next="check that all peers run the same version of talkoot; a damaged snapshot can be removed",
+        code=Exit.FAILED_CHECK,
+    )
 
 
 def from_frame(frame: Frame, dtype: torch.dtype, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

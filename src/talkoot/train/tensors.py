@@ -11,14 +11,14 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save as write_safetensors
 from torch import Tensor
 
-from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId, digest
 from talkoot.data import Windows
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.huggingface import load_stage
 from talkoot.model.stage import Stage
 from talkoot.train.compute import CHUNK_BYTES, KINDS, Gradients, Neighbour, stage_flops
-from talkoot.train.frames import from_frame, split_states, to_frame
+from talkoot.train.frames import from_frame, split_states, to_frame, unreadable
 from talkoot.train.mixing import mixing_rules
 from talkoot.train.mixing.rule import add
 from talkoot.train.recipe import Recipe
@@ -328,11 +328,5 @@ def _read(parts: Sequence[bytes]) -> dict[str, Tensor]:
             try:
                 saved.update(read_safetensors(state))
             except (SafetensorError, ValueError, KeyError) as problem:
-                raise TalkootError(
-                    "a stage's state cannot be read",
-                    where=f"a state of {len(state)} bytes",
-                    why=str(problem),
-                    next="check that all peers run the same version of talkoot; a damaged snapshot can be removed",
-                    code=Exit.FAILED_CHECK,
-                ) from problem
+                raise unreadable(f"a state of {len(state)} bytes", problem) from problem
     return saved

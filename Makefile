@@ -9,7 +9,9 @@ demo:
 	$(PYTHON) -m venv $(VENV) && $(INSTALL) '.[hf]' && $(VENV)/bin/talkoot demo
 
 test:
-	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,dev]' && $(VENV)/bin/pytest
+	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,dev]'
+	$(VENV)/bin/pytest -n auto tests/unit tests/golden tests/sim
+	$(VENV)/bin/pytest tests/compat tests/page tests/proc  # these measure time
 
 lint:
 	$(VENV)/bin/ruff format --check src tests && $(VENV)/bin/ruff check src tests && $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python

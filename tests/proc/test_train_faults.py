@@ -129,9 +129,9 @@ def test_damaged_messages_hung_peers_and_full_disks_cost_time_and_a_snapshot(tmp
 
 
 def test_a_chaos_file_strikes_at_its_times_with_real_signals(tmp_path):
-    recipe = to_toml(job(tmp_path, steps=100, checkpoint_every=0), tmp_path / "recipe.toml")
+    recipe = to_toml(job(tmp_path, steps=400, checkpoint_every=0), tmp_path / "recipe.toml")
     chaos = tmp_path / "chaos.toml"
-    chaos.write_text('[[faults]]\npeer = "birch"\nat_s = 2.0\n')
+    chaos.write_text('[[faults]]\npeer = "birch"\nat_s = 1.0\n')
     done = talkoot("train", recipe, "--chaos", chaos, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     found = verify(tmp_path / "run" / LOG)

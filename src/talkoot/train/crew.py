@@ -181,8 +181,7 @@ class Crew:
             self.states.note(self.roster.name_of(PeerId(peer)), "suspect")
             await self.tell(PeerId(peer), "probe", None, self.step)
         for peer in verdict.lost:
-            self.put_down(self.roster.name_of(PeerId(peer)))
-            self.strike_off(PeerId(peer), verdict.why)
+            self._end(PeerId(peer), verdict.why)
         if verdict.lost:
             raise PeersLost(self.roster.lost)
         if verdict.again:
@@ -299,9 +298,14 @@ class Crew:
         Raises:
             PeersLost: always.
         """
-        self.put_down(self.roster.name_of(peer))
-        self.strike_off(peer, reason)
+        self._end(peer, reason)
         raise PeersLost(self.roster.lost)
+
+    def _end(self, peer: PeerId, reason: str) -> None:
+        """Strike off a member and end its process. A lead that was overtaken cannot write, and so ends nobody."""
+        name = self.roster.name_of(peer)
+        self.strike_off(peer, reason)
+        self.put_down(name)
 
     def put_down(self, name: str) -> None:
         """End the process of that name, if there is one: what stands still must not wake up beside its replacement."""

@@ -54,7 +54,7 @@ def untouched(folder) -> bool:
         ("swarm.speeds=[nan]", "swarm.speeds", "(0, 1]"),
         ("swarm.replicas=5", "swarm.replicas", "5 replicas share 4 microbatches"),
         ("train.planner=strait", "train.planner", "did you mean 'straight'?"),
-        ("train.mixing=avrage", "train.mixing", "did you mean 'average'?"),
+        ("mixing.rule=nolocco", "mixing.rule", "did you mean 'noloco'?"),
         ('recovery.ladder=["replca"]', "recovery.ladder", "did you mean 'replica'?"),
         ("train.schedule=cosin", "train.schedule", "did you mean 'cosine'?"),
         ("model.dtype=float17", "model.dtype", "float17"),

@@ -350,13 +350,15 @@ def test_without_respawn_an_empty_stage_is_named_and_how_to_go_on(ladder, tmp_pa
 
 @pytest.mark.parametrize(
     "method",
-    [{"planner": "strait"}, {"schedule": "cosin"}, {"mixing": "averge"}],
+    ["train.planner=strait", "train.schedule=cosin", "mixing.rule=dpp"],
 )
 def test_a_misspelt_method_is_refused_before_anything_is_written(method, tmp_path):
-    recipe = recipe_of(**method)
+    key, _, value = method.partition("=")
+    section, _, name = key.partition(".")
+    recipe = replace(recipe_of(), section, **{name: value})
     with pytest.raises(TalkootError, match="unknown") as caught:
         run_simulated(recipe, tmp_path / "run")
-    assert f"train.{next(iter(method))}" in caught.value.where
+    assert key in caught.value.where
     assert not (tmp_path / "run").exists()
     with pytest.raises(TalkootError, match="unknown"):
         rehearse(recipe, ModelConfig.from_depth(2, 300))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from talkoot.core.errors import TalkootError
 from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.mixing import mixing_rules
-from talkoot.train.mixing.average import slice_of
+from talkoot.train.mixing.ddp import slice_of
 from talkoot.train.mixing.rule import add
 from talkoot.train.treesum import TreeSum, split
 from talkoot.world.api import Blank
@@ -99,7 +99,7 @@ def test_an_incomplete_sum_is_refused_and_says_what_it_has():
 
 def mix(assignment: list[int], members: int, size: int = SIZE) -> tuple[list[torch.Tensor], int]:
     """Play the Average rule; each member's final sum, and the bytes of all frames sent."""
-    rule, group = mixing_rules["average"], [f"peer{i}" for i in range(members)]
+    rule, group = mixing_rules["ddp"], [f"peer{i}" for i in range(members)]
     count, sent = len(assignment), 0
     sums: dict[str, TreeSum[torch.Tensor]] = {peer: TreeSum(count, add) for peer in group}
     for index, vector in enumerate(leaves(count, size=size)):

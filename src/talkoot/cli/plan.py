@@ -93,7 +93,7 @@ def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str
         "peers": peers,
         "predicted_step_seconds": rehearsal.step_seconds,
         "predicted_run_seconds": rehearsal.step_seconds * train.steps,
-        "methods": {"planner": train.planner, "mixing": train.mixing, "recovery": list(recipe.recovery.ladder)},
+        "methods": {"planner": train.planner, "mixing": recipe.mixing.rule, "recovery": list(recipe.recovery.ladder)},
     }
 
 

@@ -39,7 +39,7 @@ def check_methods(recipe: Recipe) -> None:
             next=f'set swarm.stages to at least {LEAST_STAGES}, or train.planner = "straight"',
         )
     check_routes(recipe)
-    _check("train.mixing", mixing_rules, train.mixing)
+    _check("mixing.rule", mixing_rules, recipe.mixing.rule)
     _check("train.schedule", schedules, train.schedule)
     _check("recovery.ladder", rungs, *recipe.recovery.ladder)
     saves = recipe.train.checkpoint_every or recipe.recovery.failures_per_hour

@@ -11,7 +11,18 @@ from typing import Any
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_plain
 from talkoot.plan.steps import Route
-from talkoot.train.sections import Data, Joiner, Model, Recovery, Section, Swarm, Train, needs_keepers, peer_names
+from talkoot.train.sections import (
+    Data,
+    Joiner,
+    Mixing,
+    Model,
+    Recovery,
+    Section,
+    Swarm,
+    Train,
+    needs_keepers,
+    peer_names,
+)
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
@@ -26,6 +37,7 @@ class Recipe(Section, frozen=True, kw_only=True):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+    mixing: Mixing = Mixing()
     recovery: Recovery = Recovery()
     swarm: Swarm = Swarm()
     network: Network = Network()
@@ -237,6 +249,7 @@ __all__ = [
     "UNUSABLE",
     "Data",
     "Joiner",
+    "Mixing",
     "Model",
     "Recipe",
     "Recovery",

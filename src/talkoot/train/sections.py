@@ -66,7 +66,7 @@ class Train(Section, frozen=True, kw_only=True):
             linear over the last ``decay`` share of the steps); warm-up steps; last rate as a share of the peak.
         weight_decay, beta1, beta2, epsilon: AdamW's; decay applies to matrices only.
         clip: limit of the global gradient norm; 0 = none.
-        planner, mixing: methods by name.
+        planner: how microbatches find their way, by name.
         visits, full_every: in a ring, stages that a microbatch visits (0 = all), and every how many steps one is
             done with all stages (0 = never).
         replan_at: plan the routes anew when a peer computes slower or faster than assumed by more than this share of
@@ -91,7 +91,6 @@ class Train(Section, frozen=True, kw_only=True):
     epsilon: float = 1e-8
     clip: float = 1.0
     planner: str = "straight"
-    mixing: str = "average"
     visits: int = 0
     full_every: int = 0
     replan_at: float = 0.0
@@ -101,6 +100,49 @@ class Train(Section, frozen=True, kw_only=True):
     evaluate_every: int = 100
     evaluate_batches: int = 8
     patience_s: float = 300.0
+
+
+class Mixing(Section, frozen=True, kw_only=True):
+    """How replicas become one model; see ``docs/mixing.md``. What is left open (None) is the rule's own choice.
+
+    Attributes:
+        rule: by name. ``ddp`` agrees on every step's gradient; all others let each replica, a whole model, take
+            ``inner_steps`` by itself in between.
+        inner_steps: of a replica of speed 1 in one round; slower ones take fewer where ``balance`` is on.
+        balance: give each replica as many inner steps as make rounds take equal time.
+        outer_rate, momentum, pull: the outer optimizer's: beta, alpha and gamma of the literature.
+        wire, wire_gradient: how numbers travel: those that carry weights, and those that only carry progress.
+        fragments: parts of the model, by layer, that are mixed at different times of the round.
+        overlap: inner steps that are taken between sending and merging.
+        keep: how much of the fast weights survives a merge; the rest is the new slow weights.
+        density, feedback: share of the numbers that ``sparseloco`` sends, and what its residual keeps per round.
+        collective: how a group of all forms its mean: along a ``ring``, up and down a ``tree``, or ``direct``.
+        lease_s: silence after which a partner is given up.
+        deadline_s: longest wait for a partner that seems alive; None = adapts to how long they usually take.
+        joiner_donors: replicas whose mean a newcomer starts from.
+        distance: a partner whose message is further away than this many times the usual is not merged.
+        report_every: rounds between two evaluations by each replica; 0 = only at the end.
+    """
+
+    rule: str = "ddp"
+    inner_steps: int = 50
+    balance: bool = True
+    outer_rate: float | None = None
+    momentum: float | None = None
+    pull: float | None = None
+    wire: Literal["float32", "bfloat16", "int8"] = "float32"
+    wire_gradient: Literal["float32", "bfloat16", "int8"] = "float32"
+    fragments: int | None = None
+    overlap: int | None = None
+    keep: float | None = None
+    density: float = 1 / 64
+    feedback: float = 0.95
+    collective: Literal["ring", "tree", "direct"] = "ring"
+    lease_s: float = 3.0
+    deadline_s: float | None = None
+    joiner_donors: int = 1
+    distance: float = 10.0
+    report_every: int = 0
 
 
 class Recovery(Section, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from talkoot.model.huggingface import load_stage
 from talkoot.model.stage import Stage
 from talkoot.train.compute import CHUNK_BYTES, KINDS, Gradients, Neighbour, stage_flops
 from talkoot.train.frames import from_frame, split_states, to_frame, unreadable
-from talkoot.train.mixing import mixing_rules
+from talkoot.train.mixing import step_rule
 from talkoot.train.mixing.rule import add
 from talkoot.train.recipe import Recipe
 from talkoot.train.recovery import blending
@@ -79,7 +79,7 @@ class TensorStage:
         self._shape = (train.microbatch_size, model.context, config.width)
         ties = tied_names(config)
         self._owner, self._copy = ties[0] if ties else ("", "")
-        self._rule = mixing_rules[train.mixing]
+        self._rule = step_rule(recipe.mixing.rule)
         self.turns = self._rule.turns
         self._range, self._recovery, self._seed = (first, last), recipe.recovery, recipe.seed
         self._stream = getattr(torch, recipe.recovery.stream)

@@ -1,6 +1,6 @@
 """Mixing rules, one file each."""
 
-from talkoot.train.mixing import average
-from talkoot.train.mixing.rule import MixingRule, mixing_rules
+from talkoot.train.mixing import ddp
+from talkoot.train.mixing.rule import RoundRule, StepRule, mixing_rules, step_rule
 
-__all__ = ["MixingRule", "average", "mixing_rules"]
+__all__ = ["RoundRule", "StepRule", "ddp", "mixing_rules", "step_rule"]

@@ -9,7 +9,7 @@ optimum, when its microbatches form one block of the tree; scattered ones cost a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from talkoot.core.ids import PeerId
 from talkoot.train.mixing.rule import Vectors, add, mixing_rules
@@ -24,9 +24,10 @@ def slice_of(size: int, index: int, count: int) -> slice:
     return slice(size * index // count, size * (index + 1) // count)
 
 
-class Average:
-    """See the module's text; implements :class:`~talkoot.train.mixing.rule.MixingRule`."""
+class DataParallel:
+    """See the module's text; implements :class:`~talkoot.train.mixing.rule.StepRule`."""
 
+    local: ClassVar[Literal[False]] = False
     turns = 2
 
     def outgoing(
@@ -67,4 +68,4 @@ class Average:
         return merged
 
 
-mixing_rules.register("average")(Average())
+mixing_rules.register("ddp")(DataParallel())

@@ -53,14 +53,15 @@ class Worked(Facts, frozen=True, kw_only=True):
 
 
 class Committed(Facts, frozen=True, kw_only=True):
-    """``train.commit``: a step was applied by everybody.
+    """``train.commit``: a step was applied by everybody; or, where replicas step by themselves, all reported a round.
 
     Attributes:
-        losses: by microbatch, nats per token.
+        losses: by microbatch (of a round: by replica), nats per token.
         paths, stages: the peers (by name) that each microbatch visited, and the stages that they served; ``stages``
             is left out where each microbatch visited all in order.
         stage_norms: gradient norm of each stage, before clipping.
         bumps: stages whose learning rate has a factor, and the factor.
+        steps: how many steps this is: 1, or those of a round.
     """
 
     loss: float
@@ -72,6 +73,7 @@ class Committed(Facts, frozen=True, kw_only=True):
     gradient_norm: float
     stage_norms: tuple[float, ...] = ()
     bumps: tuple[tuple[int, float], ...] = ()
+    steps: int = 1
 
     def ways(self, num_stages: int) -> list[tuple[int, ...]]:
         """The stages that each microbatch visited, in its order."""
@@ -259,7 +261,7 @@ def _train(state: TrainState, entry: Entry) -> TrainState:
             tokens = state.tokens + facts.tokens
             norms, generation = facts.stage_norms, receipt.generation
             return replace(
-                state, step=state.step + 1, tokens=tokens, loss=facts.loss, norms=norms, generation=generation
+                state, step=state.step + facts.steps, tokens=tokens, loss=facts.loss, norms=norms, generation=generation
             )
         case "train.blend":
             blended = {**state.blended, receipt.read(Blended).stage: receipt.step}

@@ -240,6 +240,21 @@ class TensorStage:
         self.steps_done += 1
         self.begin(self._step + 1, self._count, False)
 
+    def layer_sizes(self) -> list[int]:
+        """Parameters of each layer held, in the order of :meth:`weights`."""
+        return [sum(parameter.numel() for parameter in layer.parameters()) for layer in self.stage.layers]
+
+    def weights(self) -> Tensor:
+        """All weights as one flat vector, a copy."""
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters])
+
+    def put_weights(self, flat: Tensor) -> None:
+        """The opposite of :meth:`weights`."""
+        with torch.no_grad():
+            parts = torch.split(flat, [parameter.numel() for parameter in self._parameters])
+            for parameter, part in zip(self._parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+
     def state(self) -> dict[str, Tensor]:
         """Weights and both moments by name (``weight/...``, ``first/...``, ``second/...``).
 

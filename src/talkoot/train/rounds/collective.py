@@ -1,0 +1,173 @@
+"""How a group of all replicas forms its mean: along a ring, up and down a tree, directly, or by gathering everything.
+
+All of them leave the same bits with everybody. When somebody is lost on the way, whoever has the mean already gives it
+to the others; where nobody has, those who are left begin again (see :func:`agree`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from talkoot.core.ids import PeerId
+from talkoot.core.registry import Registry
+from talkoot.train.rounds.messages import Ask, Key, Part, Standing
+from talkoot.train.rounds.replica import Exchange
+from talkoot.world.api import Frame
+
+if TYPE_CHECKING:
+    from talkoot.train.rounds.peer import RoundPeer
+
+Collective = Callable[["RoundPeer", Key, Sequence[PeerId]], Awaitable[None]]
+collectives: Registry[Collective] = Registry("collective")
+
+
+class Broken(Exception):
+    """A member is gone, or the group is another one by now."""
+
+
+async def send(peer: RoundPeer, to: PeerId, key: Key, hop: int, frames: Sequence[Frame]) -> None:
+    """One part on its way."""
+    await peer.send(to, "part", Part(key, hop), frames)
+
+
+async def receive(peer: RoundPeer, sender: PeerId, key: Key, hop: int) -> Sequence[Frame]:
+    """The part of that hop.
+
+    Raises:
+        Broken: it will not come.
+    """
+    message = None
+
+    def heard() -> bool:
+        nonlocal message
+        message = message or peer.mail.take(key, "part", sender, hop)
+        return message is not None or peer.broken(key)
+
+    if not await peer.wait(heard, peer.job.recipe.train.patience_s) or message is None:
+        raise Broken
+    return message.frames
+
+
+@collectives.register("ring")
+async def ring(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+    """Reduce-scatter, then all-gather, with one neighbour each (Patarasuk and Yuan, 2009): 2 (N - 1) hops, the fewest
+    bytes."""
+    replica, at, n = peer.replica, (key.round, key.fragment), len(members)
+    i = members.index(peer.world.me)
+    left, right = members[i - 1], members[(i + 1) % n]
+    for hop in range(n - 1):
+        await send(peer, right, key, hop, replica.part(at, (i - hop) % n, n))
+        replica.add(at, (i - hop - 1) % n, n, await receive(peer, left, key, hop))
+    whole: Sequence[Frame] = replica.part(at, (i + 1) % n, n)
+    replica.put(at, (i + 1) % n, n, whole)  # as the others will read it
+    for hop in range(n - 1):
+        await send(peer, right, key, n - 1 + hop, whole)
+        whole = await receive(peer, left, key, n - 1 + hop)
+        replica.put(at, (i - hop) % n, n, whole)
+
+
+@collectives.register("tree")
+async def tree(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+    """Up a binomial tree and down again: 2 log2 N hops, each with everything."""
+    replica, at, n = peer.replica, (key.round, key.fragment), len(members)
+    i, reach, whole = members.index(peer.world.me), 1, None
+    children: list[int] = []
+    while reach < n and i % (2 * reach) == 0:
+        if i + reach < n:
+            replica.add(at, 0, 1, await receive(peer, members[i + reach], key, 0))
+            children.append(i + reach)
+        reach *= 2
+    if i:
+        await send(peer, members[i - reach], key, 0, replica.part(at, 0, 1))
+        whole = await receive(peer, members[i - reach], key, 1)
+    else:
+        whole = replica.part(at, 0, 1)
+    replica.put(at, 0, 1, whole)
+    for child in reversed(children):
+        await send(peer, members[child], key, 1, whole)
+
+
+@collectives.register("direct")
+async def direct(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+    """Everybody sums one slice and hands it to all: 2 hops, the fewest bytes, N - 1 partners at once."""
+    replica, at, n = peer.replica, (key.round, key.fragment), len(members)
+    i = members.index(peer.world.me)
+    for index, member in enumerate(members):
+        if index != i:
+            await send(peer, member, key, 0, replica.part(at, index, n))
+    for member in members:
+        if member != peer.world.me:
+            replica.add(at, i, n, await receive(peer, member, key, 0))
+    mine = replica.part(at, i, n)
+    replica.put(at, i, n, mine)
+    for member in members:
+        if member != peer.world.me:
+            await send(peer, member, key, 1, mine)
+    for index, member in enumerate(members):
+        if index != i:
+            replica.put(at, index, n, await receive(peer, member, key, 1))
+
+
+async def gather(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+    """Everybody sends everything to all, for messages whose sum is larger than they are."""
+    replica, at = peer.replica, (key.round, key.fragment)
+    mine = replica.part(at, 0, 1)
+    for member in members:
+        if member != peer.world.me:
+            await send(peer, member, key, 0, mine)
+    parts = [mine if member == peer.world.me else await receive(peer, member, key, 0) for member in members]
+    replica.clear(at)
+    for part in parts:
+        replica.add(at, 0, 1, part)
+
+
+async def agree(peer: RoundPeer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> None:
+    """Form the mean and merge it.
+
+    Args:
+        first: this is the first exchange in its view: ask who has the mean of this round from the view before.
+
+    Raises:
+        Broken: begin again in the newest view.
+    """
+    at = (key.round, key.fragment)
+    if len(members) > 1 and first:
+        of, given = await _ask(peer, key, members)
+        if of:
+            peer.replica.put(at, 0, 1, given)
+            return await _finish(peer, at, of)
+    if len(members) > 1:
+        await how(peer, key, members)
+    if peer.broken(key):  # somebody may have been promised that this does not happen any more
+        raise Broken
+    await _finish(peer, at, len(members))
+
+
+async def _finish(peer: RoundPeer, at: Exchange, members: int) -> None:
+    """Merge, and remember of how many the sum is, for whoever may have missed it."""
+    await peer.crunch(lambda: peer.replica.finish(at, members), peer.replica.num_values)
+    peer.sums[at] = members
+    for old in [other for other in peer.sums if other[0] < at[0] - 1]:
+        del peer.sums[old]
+
+
+async def _ask(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> tuple[int, Sequence[Frame]]:
+    """Of how many the sum is that somebody has, and the sum; 0 when nobody has it."""
+    others = [member for member in members if member != peer.world.me]
+    for member in others:
+        await peer.send(member, "ask", Ask(key))
+    found: tuple[int, Sequence[Frame]] = (0, ())
+    for member in others:
+        message = None
+
+        def heard(member: PeerId = member) -> bool:
+            nonlocal message
+            message = message or peer.mail.take(key, "standing", member)
+            return message is not None or peer.broken(key)
+
+        if not await peer.wait(heard, peer.job.recipe.train.patience_s) or message is None:
+            raise Broken
+        if not found[0]:
+            found = max(0, message.read(Standing).of), message.frames
+    return found

@@ -1,0 +1,140 @@
+"""Two replicas swap one message each, and both merge, or neither does.
+
+One trip is all that a swap costs. Whoever has the partner's message merges it at once and says ``took``; the next inner
+steps begin while that word travels. Where it does not come (the partner was late, or is gone, or could not use what it
+got), the merge is taken back, into a step alone, and what was learned since stays. Of all failures only one leaves a
+merge on one side: the last word is lost although both are well. It is bounded, zero on average, and counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import TYPE_CHECKING
+
+from talkoot.core.ids import PeerId
+from talkoot.train.rounds.messages import Key, Offer, Refused, Took
+from talkoot.train.rounds.replica import Apart, Unmergeable
+
+if TYPE_CHECKING:
+    from talkoot.train.rounds.peer import RoundPeer
+
+LEAST_S = 2.5  # as long as a link takes to notice that nothing comes any more
+FIRST_S = 10.0  # before anything is known about partners
+WORD_S = 5.0  # for the word that a message was taken
+SPREADS = 8.0  # how many usual deviations late is too late
+
+
+class Waits:
+    """How long to wait for a partner: the usual wait, and some of its usual deviations (median and MAD)."""
+
+    def __init__(self, fixed_s: float | None) -> None:
+        self._fixed_s = fixed_s
+        self._seen: deque[float] = deque(maxlen=32)
+
+    def note(self, seconds: float) -> None:
+        """A partner came after so long."""
+        self._seen.append(seconds)
+
+    def limit_s(self, round_s: float) -> float:
+        """The longest wait that is worth it; ``round_s``: how long one's own last round took."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        if len(self._seen) < 5:
+            return max(FIRST_S, 2 * round_s)
+        middle = statistics.median(self._seen)
+        spread = statistics.median(abs(wait - middle) for wait in self._seen)
+        return max(LEAST_S, round_s / 4, middle + SPREADS * 1.4826 * spread)
+
+
+class Swap:
+    """One exchange with a partner; without one (None) it is a step alone.
+
+    Attributes:
+        why: why nothing was merged, if so.
+        settled: it is over, and its outcome stands.
+    """
+
+    def __init__(self, peer: RoundPeer, key: Key, partner: PeerId | None, name: str, weight: float) -> None:
+        self._peer, self.key, self._partner, self.name, self._weight = peer, key, partner, name, weight
+        self._at = (key.round, key.fragment)
+        self.why, self.settled, self.one_sided = "", False, False
+        self.apart: Apart | None = None
+        self.merged = False
+        self._until = 0.0
+
+    async def begin(self) -> None:
+        """Send one's own message."""
+        peer = self._peer
+        frames = await peer.crunch(lambda: peer.replica.message(self._at, self._weight), peer.replica.num_values)
+        if self._partner is None:
+            self.why = "odd"
+        elif self._partner in peer.mail.gone:
+            self.why = "gone"
+        else:
+            for key, sender in peer.mail.stale(*self._at, self.key.view):
+                await peer.send(sender, "refused", Refused(key, "another view"))
+            await peer.send(self._partner, "offer", Offer(self.key), frames)
+
+    def _gone(self) -> bool:
+        return self._partner in self._peer.mail.gone
+
+    async def merge(self) -> None:
+        """Take in the partner's message, as soon as it is there, or go on alone."""
+        peer, partner = self._peer, self._partner
+        if self.why or partner is None:
+            return await self._alone(self.why)
+        started, offer, refused = peer.world.now(), None, None
+
+        def heard() -> bool:
+            nonlocal offer, refused
+            offer = offer or peer.mail.take(self.key, "offer", partner)
+            refused = refused or peer.mail.take(self.key, "refused", partner)
+            return offer is not None or refused is not None or self._gone()
+
+        in_time = await peer.wait(heard, peer.waits.limit_s(peer.round_s))
+        if offer is None:
+            reason = "gone" if self._gone() else (refused.read(Refused).why if refused else "late")
+            return await self._alone(reason if in_time or refused else "late")
+        peer.waits.note(peer.world.now() - started)
+        frames = offer.frames
+        try:
+            self.apart = await peer.crunch(lambda: peer.replica.merge(self._at, frames), peer.replica.num_values)
+        except Unmergeable as problem:
+            return await self._alone(str(problem))
+        self.merged, self._until = True, peer.world.now() + WORD_S
+        await peer.send(partner, "took", Took(self.key))
+
+    async def _alone(self, why: str) -> None:
+        peer = self._peer
+        self.why, self.settled = why, True
+        if self._partner is not None and not self._gone():
+            await peer.send(self._partner, "refused", Refused(self.key, why))
+        await peer.crunch(lambda: peer.replica.merge(self._at, None), peer.replica.num_values)
+        peer.replica.settle(self._at)
+
+    async def settle(self, *, wait: bool) -> None:
+        """Hear whether the partner took one's own message, if it has said so; with ``wait``, until that is clear."""
+        peer, partner = self._peer, self._partner
+        if self.settled or partner is None:
+            return
+        took = refused = None
+
+        def heard() -> bool:
+            nonlocal took, refused
+            took = took or peer.mail.take(self.key, "took", partner)
+            refused = refused or peer.mail.take(self.key, "refused", partner)
+            return took is not None or refused is not None or self._gone()
+
+        if wait:
+            await peer.wait(heard, self._until - peer.world.now())
+        if took is None and (heard() or peer.world.now() >= self._until) and took is None:
+            self.why = "gone" if self._gone() else (refused.read(Refused).why if refused else "no word")
+            self.one_sided, self.merged = not refused and not self._gone(), False
+            peer.replica.take_back(self._at)
+            self.settled = True
+            if not self._gone():
+                await peer.send(partner, "refused", Refused(self.key, self.why))
+        elif took is not None:
+            peer.replica.settle(self._at)
+            self.settled = True

@@ -1,0 +1,34 @@
+"""Random pairs average their weights (gossip averaging, Boyd et al., 2006; for SGD: D-PSGD, Lian et al., 2017).
+
+It is ``noloco`` without momentum, with beta = gamma = 1. Progress that took more tokens than the partner's counts for
+more, as in all rules here; with equal work it is the plain mean of the fast weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from talkoot.train.mixing.outer import Partners, PlainRule
+from talkoot.train.mixing.rule import Buffers, Content, mixing_rules
+from talkoot.train.sections import Mixing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PairAverage(PlainRule):
+    """See the module's text; implements :class:`~talkoot.train.mixing.rule.RoundRule`."""
+
+    partners: Partners = "pair"
+    contents: tuple[Content, ...] = ("weights",)
+    law = "average"
+
+    def message(self, knobs: Mixing, slow: Tensor, buffers: Buffers, fast: Tensor, weight: float) -> list[Tensor]:
+        return [slow.lerp(fast, weight)]  # at weight 1 these are the fast weights, bit for bit
+
+    def merge(self, knobs: Mixing, slow: Tensor, buffers: Buffers, means: Sequence[Tensor]) -> None:
+        slow.copy_(means[0])
+
+
+mixing_rules.register("epidemic")(PairAverage())

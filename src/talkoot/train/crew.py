@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -29,11 +29,6 @@ from talkoot.world.base import rebuild_failure
 from talkoot.world.faults import Fault
 
 NOTICES = (LOST, FAILED, HELLO, "cut", "keeping", SUPERSEDED)
-if TYPE_CHECKING:
-    from talkoot.train.succession import Succession
-
-PROGRAM = "talkoot.train.peer:train_peer"
-
 A = TypeVar("A")
 
 
@@ -55,7 +50,7 @@ class Crew:
         observer: called with each new entry.
     """
 
-    succession: Succession
+    program = "talkoot.train.peer:train_peer"  # of those it launches
 
     def __init__(self, world: Host, job: Job, log: Log, observer: Observer) -> None:
         self.world, self.job, self.recipe = world, job, job.recipe
@@ -88,7 +83,14 @@ class Crew:
         if op == "train.commit":
             self.watchdog.committed()
         if op.startswith("peer."):
-            self.succession.note()
+            self.members_changed()
+
+    def members_changed(self) -> None:
+        """Somebody joined, took a seat or was lost."""
+
+    def handles(self, message: Message) -> bool:
+        """Whether a notice was none of the crew's business, and has been dealt with."""
+        return False
 
     def flush_states(self) -> None:
         """Write down what has happened to slots and to the run since the last time."""
@@ -201,7 +203,7 @@ class Crew:
 
     def _notice(self, message: Message) -> None:
         """Deal with news about who is there."""
-        if self.succession.takes(message):
+        if self.handles(message):
             return
         if message.topic == LOST:
             if self._lose(message):
@@ -336,7 +338,7 @@ class Crew:
         self.put_down(name)
         launch = Launch(
             name=name,
-            program=PROGRAM,
+            program=self.program,
             argument=encode(self.job),
             speed=self.roster.stated_speed(name),
             faults=self._docket.of(name, self.furthest, self.world.now() - self._started),

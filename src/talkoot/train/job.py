@@ -15,12 +15,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: folder of the packed text; None = the tensor-free rehearsal.
         tokens_digest: of its content; a peer with other text refuses to work.
+        held_out_batches: how many there are to evaluate on.
     """
 
     recipe: Recipe
     config: ModelConfig
     tokens: str | None = None
     tokens_digest: str = ""
+    held_out_batches: int = 0
 
 
 def make_stage(job: Job, first: int, last: int) -> StageCompute:

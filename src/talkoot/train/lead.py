@@ -36,7 +36,7 @@ from talkoot.train.recovery import Source, Unrecoverable, climb
 from talkoot.train.seating import arrange_keepers, introduce, loss_of, seat
 from talkoot.train.states import RUN, States
 from talkoot.train.succession import Succession
-from talkoot.world.api import HELLO, Host
+from talkoot.world.api import HELLO, Host, Message
 
 
 class Lead(Crew):
@@ -85,6 +85,12 @@ class Lead(Crew):
         self.failed: set[tuple[int, str]] = set()  # (stage, rung) that brought nothing usable in this recovery
         self._sources: dict[int, Source] = {}  # where stages that nobody holds get their state from
         self.manifest: snapshots.Manifest | None = None  # of the newest snapshot
+
+    def members_changed(self) -> None:
+        self.succession.note()
+
+    def handles(self, message: Message) -> bool:
+        return self.succession.takes(message)
 
     def view(self, num_microbatches: int) -> View:
         """What a planner is told about this step."""

@@ -24,6 +24,7 @@ from talkoot.train.lead import Lead
 from talkoot.train.lock import locked
 from talkoot.train.loop import Result, result_of, train
 from talkoot.train.methods import check_methods
+from talkoot.train.mixing import mixing_rules
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (
@@ -35,11 +36,13 @@ from talkoot.train.resume import (
     finished,
     started_as,
 )
+from talkoot.train.rounds.lead import RoundLead, train_in_rounds
 from talkoot.train.succession import Superseded
 from talkoot.world.api import Host
 from talkoot.world.blobs import sweep
 from talkoot.world.sim.simulation import LeadKilled, Simulation
 
+AnyLead = Lead | RoundLead
 LOG = "log.sqlite"
 # torch.optim imports torch._dynamo at its first use: 1.5 s that every peer would spend, and a newcomer at once.
 PRELOAD = ("torch", "torch._dynamo", "talkoot.train.tensors")
@@ -53,7 +56,7 @@ def run_real(
     recipe: Recipe,
     folder: Path,
     observer: Observer = silent,
-    started: Callable[[Lead], None] = silent,
+    started: Callable[[AnyLead], None] = silent,
 ) -> Result:
     """Run with one process per peer on this machine.
 
@@ -91,7 +94,7 @@ def run_real(
             started(lead)
             try:
                 await host.ready()
-                return await train(lead)
+                return await begin(lead)
             except Superseded:
                 host.abandon()
                 raise
@@ -109,7 +112,7 @@ def run_simulated(
     recipe: Recipe,
     folder: Path,
     observer: Observer = silent,
-    started: Callable[[Lead], None] = silent,
+    started: Callable[[AnyLead], None] = silent,
 ) -> Result:
     """Run the same job in virtual time, in this process, with real tensors; see :func:`run_real`."""
     import torch
@@ -125,7 +128,7 @@ def run_simulated(
             lead = _lead(world, job, recipe, log, folder, held_out, tokenizer, observer)
             started(lead)
             with _stop_on_interrupt(lead):
-                result = await train(lead)
+                result = await begin(lead)
             await world.dismiss()
             return result
 
@@ -155,9 +158,15 @@ def _lead(
     held_out: int,
     tokenizer: str,
     observer: Observer,
-) -> Lead:
+) -> AnyLead:
     stages = cut_stages(job.config, recipe)
-    return Lead(world, job, stages, log, folder, held_out, tokenizer, observer)
+    kind = RoundLead if mixing_rules[recipe.mixing.rule].local else Lead
+    return kind(world, job, stages, log, folder, held_out, tokenizer, observer)
+
+
+async def begin(lead: AnyLead) -> Result:
+    """Run the job, step by step or in rounds."""
+    return await (train_in_rounds(lead) if isinstance(lead, RoundLead) else train(lead))
 
 
 @contextmanager
@@ -178,8 +187,14 @@ def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, 
             check_same_text(start, tokens.digest, recipe)
             config = model_config(recipe, tokenizer)
             windows = open_windows(recipe, str(tokens.path), tokens.digest)
-            job = Job(recipe=recipe, config=config, tokens=str(tokens.path), tokens_digest=tokens.digest)
             held_out = min(recipe.train.evaluate_batches, windows.num_held_out_batches)
+            job = Job(
+                recipe=recipe,
+                config=config,
+                tokens=str(tokens.path),
+                tokens_digest=tokens.digest,
+                held_out_batches=held_out,
+            )
             yield log, job, held_out, tokenizer.digest()
         finally:
             log.close()
@@ -191,7 +206,7 @@ def _key(path: Path) -> Key:
     return Key.load(path)
 
 
-def stop_on_signals(lead: Lead) -> None:
+def stop_on_signals(lead: AnyLead) -> None:
     """First Ctrl-C: finish the step, save, leave. Second: leave at once."""
     if threading.current_thread() is not threading.main_thread():
         return  # signals are the main thread's
@@ -208,7 +223,7 @@ def stop_on_signals(lead: Lead) -> None:
 
 
 @contextmanager
-def _stop_on_interrupt(lead: Lead) -> Iterator[None]:
+def _stop_on_interrupt(lead: AnyLead) -> Iterator[None]:
     """The same for a simulation, whose event loop knows no signals."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -47,7 +47,7 @@ class Mail:
 
     def stale(self, round: int, fragment: int, view: int) -> list[tuple[Key, PeerId]]:
         """Exchanges of that round and fragment that others offered in another view, and who did; they are forgotten."""
-        keys = [k for k in self._kept if (k.round, k.fragment) == (round, fragment) and k.view < view]
+        keys = [k for k in self._kept if (k.round, k.fragment) == (round, fragment) and k.view != view]
         found = [(key, PeerId(sender)) for key in keys for topic, sender, _ in self._kept[key] if topic == "offer"]
         for key in keys:
             del self._kept[key]

@@ -13,31 +13,31 @@ from talkoot.train.messages import Contact
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A replica in a view: who, where, its slot (which share of the data), and its inner steps per round."""
+    """A replica in a view: who, where, its slot (which share of the data), its inner steps per round, its first round."""
 
     peer: str
     name: str
     address: str
     slot: int
     steps: int
+    since: int = 0
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """Lead to replica, ``view``: these are in the run, from round ``since`` on (0 = at once).
+    """Lead to replica, ``view``: these are in the run.
 
     Attributes:
-        number: counts up; the highest one that holds for a round is the one that counts.
+        number: counts up; the highest one counts.
         until: the run ends after so many rounds.
     """
 
     number: int
-    since: int
     places: tuple[Place, ...]
     until: int
 
-    def members(self) -> list[str]:
-        """All peers, in an order that everybody shares."""
-        return sorted(place.peer for place in self.places)
+    def at(self, round: int) -> list[Place]:
+        """Who takes part in a round, in an order that everybody shares."""
+        return sorted((place for place in self.places if place.since <= round), key=lambda place: place.slot)
 
     def of(self, peer: str) -> Place | None:
         """A peer's place, if it has one."""

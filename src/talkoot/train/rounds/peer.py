@@ -7,22 +7,21 @@ with whom follows from the view and the round, so that nobody has to ask.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import PeerId, digest
-from talkoot.core.receipt import Receipt, Task, body, sign
+from talkoot.core.ids import PeerId
+from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.plan.pairing import pairs
 from talkoot.train.job import Job
 from talkoot.train.messages import Cut, Hello
 from talkoot.train.mixing import RoundRule, mixing_rules, settled
-from talkoot.train.records import Facts
 from talkoot.train.rounds.collective import Broken, agree, collectives, gather
 from talkoot.train.rounds.joining import Donor, fetch
 from talkoot.train.rounds.mail import Mail
@@ -91,6 +90,7 @@ class RoundPeer:
         self.views: list[View] = []
         self.generation = 0
         self.slot, self.round, self.round_s = 0, 0, 0.0
+        self._at = 0  # the inner step under way, by the run's count
         self.entered = -1  # the round of entry, where the optimizer began anew
         self.weights: dict[PeerId, Message] = {}
         self._agreed_in = 0  # the view of the last agreement of all
@@ -107,9 +107,7 @@ class RoundPeer:
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
         topics = (*FROM_LEAD, *FROM_REPLICAS, "chunk", LOST)
-        await self.world.send(
-            self.lead, HELLO, Hello(self.world.name, self.world.address, OLDEST_PROTOCOL, PROTOCOL)
-        )
+        await self.world.send(self.lead, HELLO, Hello(self.world.name, self.world.address, OLDEST_PROTOCOL, PROTOCOL))
         while True:
             message = await self.world.receive(*topics)
             if message.topic == LOST:
@@ -147,8 +145,7 @@ class RoundPeer:
         for place in view.places:
             if place.peer != self.world.me:
                 self.world.meet(PeerId(place.peer), place.address)
-        if all(known.number < view.number for known in self.views):
-            self.views = [known for known in self.views if known.number >= view.number - 8] + [view]
+        self.views.append(view)
         self.mail.wake()
 
     async def _hear(self, message: Message) -> None:
@@ -206,20 +203,20 @@ class RoundPeer:
         self._work += 1
         return result
 
-    def view(self, round: int) -> View:
-        """The view that holds for a round."""
-        return max((view for view in self.views if view.since <= round), key=lambda view: view.number)
+    @property
+    def view(self) -> View:
+        """The newest view."""
+        return self.views[-1]
 
     def broken(self, key: Key) -> bool:
         """Whether a group of all can not be counted on any more: somebody is gone, or it is another one by now."""
-        view = self.view(key.round)
-        newer = max(view.number, self.promised.get((key.round, key.fragment), 0)) > key.view
-        return newer or any(place.peer in self.mail.gone for place in view.places)
+        newer = max(self.view.number, self.promised.get((key.round, key.fragment), 0)) > key.view
+        return newer or any(place.peer in self.mail.gone for place in self.view.at(key.round))
 
     @property
     def until(self) -> int:
         """How many rounds there are."""
-        return max(self.views, key=lambda view: view.number).until
+        return self.view.until
 
     # -- training ---------------------------------------------------------------------------------------------
 
@@ -247,7 +244,7 @@ class RoundPeer:
 
     async def _do_round(self) -> None:
         started, self._wait_s, self._busy_s, self._sent = self.world.now(), 0.0, 0.0, 0
-        view, loss, norm = self.view(self.round), 0.0, 0.0
+        view, loss, norm = self.view, 0.0, 0.0
         place = view.of(self.world.me) or Place(self.world.me, self.world.name, "", self.slot, self.mixing.inner_steps)
         steps = max(1, min(place.steps, self._nominal(self.round)))
         swaps: list[Swap] = []
@@ -280,7 +277,9 @@ class RoundPeer:
         self._unreported.append((facts, swaps, started))
         self.round_s = self.world.now() - started
         self.round += 1
-        self.mail.forget(min([key.round for _, _, key in self._due] + [s.key.round for s in self._swaps] + [self.round]))
+        self.mail.forget(
+            min([key.round for _, _, key in self._due] + [s.key.round for s in self._swaps] + [self.round])
+        )
         self.donor.entered(self.round)
         await self._report()
 
@@ -295,7 +294,7 @@ class RoundPeer:
 
     async def _step(self, inner: int, steps: int) -> tuple[float, float]:
         nominal = self._nominal(self.round)
-        step = self.round * self.mixing.inner_steps + inner
+        step = self._at = self.round * self.mixing.inner_steps + inner
         await self.world.reached(step, "begin")
         rate = learning_rate(self.job.recipe.train, self.round * self.mixing.inner_steps + inner * nominal // steps)
         since = (self.round - self.entered) * self.mixing.inner_steps + inner
@@ -328,22 +327,22 @@ class RoundPeer:
         return begun
 
     async def _begin(self, fragment: int) -> list[Swap]:
-        await self.world.reached(self.round * self.mixing.inner_steps, "mix")
-        view = self.view(self.round)
-        key = Key(self.round, fragment, view.number)
+        await self.world.reached(self._at, "mix")
+        places = self.view.at(self.round)
         delay = int(self.mixing.overlap or 0)
         if self.rule.partners == "all":
-            weight = _weight(view, [place.peer for place in view.places], self.world.me)
+            key, weight = Key(self.round, fragment, self.view.number), _weight(places, self.world.me)
             await self.crunch(lambda: self.replica.message((key.round, fragment), weight), self.replica.num_values)
             self._due.append((delay, None, key))
             return []
+        named = {place.name: place for place in places}
         partner = None
-        if self.rule.partners == "pair":
-            partner = pairs(view.members(), self.round, f"{self.world.run}/{view.number}").get(self.world.me)
-        there = view.of(partner) if partner else None
-        weight = _weight(view, [self.world.me, partner], self.world.me) if partner else 1.0
+        if self.rule.partners == "pair" and self.world.name in named:
+            partner = named.get(pairs(list(named), self.round, str(self.job.recipe.seed))[self.world.name] or "")
+        weight = _weight([named[self.world.name], partner], self.world.me) if partner else 1.0
+        key = Key(self.round, fragment, zlib.crc32(" ".join(sorted(named)).encode()))
         await self._settle_fragment(fragment)
-        swap = Swap(self, key, PeerId(partner) if partner else None, there.name if there else "", weight)
+        swap = Swap(self, key, PeerId(partner.peer) if partner else None, partner.name if partner else "", weight)
         await swap.begin()
         self._due.append((delay, swap, key))
         self._swaps.append(swap)
@@ -359,34 +358,32 @@ class RoundPeer:
             await swap.merge()
         else:
             await self._agree(key)
-        await self.world.reached(key.round * self.mixing.inner_steps, "idle")
+        await self.world.reached(self._at, "idle")
 
     async def _agree(self, key: Key) -> None:
         """The mean of all, however often the group changes on the way."""
         how = gather if self.rule.gather else collectives[self.mixing.collective]
         patience_s = self.job.recipe.train.patience_s
         while True:
-            view = self.view(key.round)
-            key = Key(key.round, key.fragment, view.number)
-            members = [PeerId(peer) for peer in view.members()]
+            number = self.view.number
+            key = Key(key.round, key.fragment, number)
+            members = [PeerId(place.peer) for place in self.view.at(key.round)]
             try:
                 if self.broken(key):
                     raise Broken
-                await agree(self, key, members, how, first=view.number != self._agreed_in)
-                self._agreed_in = view.number
+                await agree(self, key, members, how, first=number != self._agreed_in)
+                self._agreed_in = number
                 return
             except Broken:
-                number, at = key.view, (key.round, key.fragment)
-                if not await self.wait(
-                    lambda number=number: self.view(key.round).number > number, patience_s
-                ):  # the lead says who is left
+                # The lead says who is left.
+                if not await self.wait(lambda number=number: self.view.number > number, patience_s):
                     raise TalkootError(
                         "a round cannot be completed",
                         where=f"round {key.round} of {self.world.name}",
                         why=f"a replica is gone, and for {patience_s:.0f} s nobody said who is left",
                         next="look at the lead's machine; the same command resumes",
                     ) from None
-                self.replica.restart(at)
+                self.replica.restart((key.round, key.fragment))
 
     async def _finish_swaps(self, *, wait: bool) -> None:
         for swap in self._swaps:
@@ -451,7 +448,11 @@ class RoundPeer:
             held_out = await self._evaluate()
             state, tensors = self.replica.snapshot(self.round * self.mixing.inner_steps)
             answer = Collected(
-                blob=world.blobs.put(state), size=len(state), tensors=tensors, averaged=1 + len(found), held_out=held_out
+                blob=world.blobs.put(state),
+                size=len(state),
+                tensors=tensors,
+                averaged=1 + len(found),
+                held_out=held_out,
             )
         except (ValueError, TalkootError) as problem:
             answer = Collected(problem=str(problem))
@@ -462,15 +463,14 @@ class RoundPeer:
             await asyncio.wait([self._running])
 
 
-def _weight(view: View, group, me: str) -> float:
+def _weight(group: Sequence[Place], me: str) -> float:
     """How much a replica's progress counts in a group: its share of the group's inner steps, on average 1."""
-    steps = {place.peer: place.steps for place in view.places}
-    return steps[me] * len(group) / sum(steps[peer] for peer in group)
+    mine = sum(place.steps for place in group if place.peer == me)
+    return mine * len(group) / sum(place.steps for place in group)
 
 
-def _receipt(peer: RoundPeer, facts: Facts, number: int, started: float):
+def _receipt(peer: RoundPeer, facts: Rounded, number: int, started: float) -> Signed:
     world = peer.world
-    fingerprint = digest(msgspec.msgpack.encode(msgspec.to_builtins(facts)))
     return sign(
         Receipt(
             run=world.run,
@@ -478,9 +478,9 @@ def _receipt(peer: RoundPeer, facts: Facts, number: int, started: float):
             step=number * peer.mixing.inner_steps,
             peer=world.me,
             task=Task(op="train.round", inputs={"tokens": peer.job.tokens_digest}, seed=peer.job.recipe.seed),
-            outputs={"round": fingerprint},
+            outputs={"weights": peer.replica.digest()},
             body=body(facts),
-            cost=peer.job.recipe.seed * 0.0,
+            cost=facts.busy_s,
             started=started,
             ended=world.now(),
         ),
@@ -488,4 +488,4 @@ def _receipt(peer: RoundPeer, facts: Facts, number: int, started: float):
     )
 
 
-__all__ = ["RoundPeer", "math", "train_replica"]
+__all__ = ["RoundPeer", "train_replica"]

@@ -46,20 +46,19 @@ class Rounded(Facts, frozen=True, kw_only=True):
 
 
 class Viewed(Facts, frozen=True, kw_only=True):
-    """``run.view``: who is in the run from a round on: names, slots and inner steps per round."""
+    """``run.view``: who is in the run: names, slots, inner steps per round, and the round of each one's entry."""
 
     number: int
-    since: int
     names: tuple[str, ...]
     slots: tuple[int, ...]
     steps: tuple[int, ...]
+    since: tuple[int, ...]
 
 
 class Kept(Facts, frozen=True, kw_only=True):
     """``train.kept``: after ``round`` rounds, each slot's whole state lies in a blob."""
 
     round: int
-    view: int
     blobs: tuple[tuple[int, str], ...]
 
 

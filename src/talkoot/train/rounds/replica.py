@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from talkoot.plan.mixing import message_bytes
 from talkoot.train.compute import stage_flops
 from talkoot.train.job import Job
-from talkoot.train.mixing import RoundRule, settled
-from talkoot.train.recipe import Mixing, Recipe
+from talkoot.train.mixing import RoundRule, settled, wires
+from talkoot.train.recipe import Recipe
 from talkoot.world.api import Blank, Frame
 
 UPDATE_FLOPS = 12.0  # per parameter: AdamW's arithmetic
@@ -80,6 +80,10 @@ class ReplicaCompute(Protocol):
         """Set the sum to zero."""
         ...
 
+    def restart(self, key: Exchange) -> None:
+        """Set the sum to one's own message."""
+        ...
+
     def finish(self, key: Exchange, members: int) -> None:
         """Merge the mean: the sum over that many; it is remembered until the fragment's next message."""
         ...
@@ -98,6 +102,10 @@ class ReplicaCompute(Protocol):
 
     def load(self, state: bytes, step: int) -> None:
         """The opposite, ``step`` inner steps into the run; ValueError when it does not fit."""
+        ...
+
+    def digest(self) -> str:
+        """Of the slow weights."""
         ...
 
     def weights(self) -> list[Frame]:
@@ -121,11 +129,6 @@ def slots(recipe: Recipe) -> int:
 def share(recipe: Recipe) -> int:
     """Microbatches per inner step of one replica: ``train.microbatches`` are those of all at the start."""
     return recipe.train.microbatches // len(recipe.swarm.peers)
-
-
-def precision(mixing: Mixing, rule: RoundRule, content: str) -> str:
-    """In which form numbers of that content travel."""
-    return rule.codec or (mixing.wire if content == "weights" else mixing.wire_gradient)
 
 
 class BlankReplica:
@@ -153,13 +156,11 @@ class BlankReplica:
     def take_back(self, key: Exchange) -> None:
         pass
 
-    settle = clear = take_back
+    settle = clear = restart = take_back
 
     def part(self, key: Exchange, index: int, count: int) -> list[Frame]:
         size = self.num_values // self.fragments // count
-        density = self._mixing.density
-        ways = [precision(self._mixing, self._rule, content) for content in self._rule.contents]
-        return [Blank(message_bytes(way, size, density)) for way in ways]
+        return [Blank(message_bytes(way, size, self._mixing.density)) for way in wires(self._rule, self._mixing)]
 
     def add(self, key: Exchange, index: int, count: int, frames: Sequence[Frame]) -> None:
         pass
@@ -180,6 +181,9 @@ class BlankReplica:
 
     def load(self, state: bytes, step: int) -> None:
         pass
+
+    def digest(self) -> str:
+        return ""
 
     def weights(self) -> list[Frame]:
         return [Blank(4 * self.num_values)]

@@ -15,11 +15,12 @@ from safetensors.torch import save as write_safetensors
 from torch import Tensor
 
 from talkoot.core.errors import TalkootError
+from talkoot.core.ids import digest
 from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.job import Job, make_stage
-from talkoot.train.mixing import RoundRule, settled
+from talkoot.train.mixing import RoundRule, settled, wires
 from talkoot.train.mixing.codecs import codecs
-from talkoot.train.rounds.replica import SAMPLED, Apart, Exchange, Unmergeable, costs, precision, share, slots
+from talkoot.train.rounds.replica import SAMPLED, Apart, Exchange, Unmergeable, costs, share, slots
 from talkoot.train.seating import scale_of
 from talkoot.train.tensors import TensorStage
 from talkoot.world.api import Frame
@@ -69,6 +70,7 @@ class TensorReplica:
         self._slow = stage.weights()
         self._buffers = {name: torch.zeros_like(self._slow) for name in rule.buffers}
         self._slices = _fragments(stage.layer_sizes(), self.fragments)
+        self._codecs = [codecs[name] for name in wires(rule, self._mixing)]
         self._held: dict[Exchange, _Held] = {}
         self._usual: dict[int, float] = {}  # squared distance to partners, by fragment
 
@@ -109,21 +111,15 @@ class TensorReplica:
             vector[one] = values[at : at + length]
             at += length
 
-    def _codecs(self) -> list[str]:
-        return [precision(self._mixing, self._rule, content) for content in self._rule.contents]
-
     def _encode(self, vectors: Iterable[Tensor]) -> list[Frame]:
-        return [
-            codecs[name].encode(vector, self._mixing) for name, vector in zip(self._codecs(), vectors, strict=True)
-        ]
+        return [codec.encode(vector, self._mixing) for codec, vector in zip(self._codecs, vectors, strict=True)]
 
     def _decode(self, frames: Sequence[Frame], like: Sequence[Tensor]) -> list[Tensor]:
-        names = self._codecs()
-        if len(frames) != len(names):
-            raise ValueError(f"a message has {len(names)} vectors, this one {len(frames)}")
+        if len(frames) != len(self._codecs):
+            raise ValueError(f"a message has {len(self._codecs)} vectors, this one {len(frames)}")
         return [
-            codecs[name].decode(frame, len(own), self._mixing, dtype=own.dtype, device=own.device)
-            for name, frame, own in zip(names, frames, like, strict=True)
+            codec.decode(frame, len(own), self._mixing, own.dtype, own.device)
+            for codec, frame, own in zip(self._codecs, frames, like, strict=True)
         ]
 
     def _parts(self, fragment: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -234,6 +230,10 @@ class TensorReplica:
         for total in self._held[key].total:
             total.zero_()
 
+    def restart(self, key: Exchange) -> None:
+        held = self._held[key]
+        held.total = [vector.clone() for vector in held.own]
+
     def finish(self, key: Exchange, members: int) -> None:
         held = self._held[key]
         if not all(bool(torch.isfinite(total).all()) for total in held.total):
@@ -282,6 +282,9 @@ class TensorReplica:
         self._buffers = {name: read[f"buffer/{name}"].clone() for name in self._buffers}
         usual = read.get("usual", torch.empty(0)).tolist()
         self._usual = {fragment: value for fragment, value in enumerate(usual) if value >= 0}
+
+    def digest(self) -> str:
+        return digest(to_frame(self._slow), "tensor")
 
     def weights(self) -> list[Frame]:
         return [to_frame(self._slow.clone())]

@@ -16,9 +16,9 @@ from talkoot.train.rounds.replica import Exchange
 from talkoot.world.api import Frame
 
 if TYPE_CHECKING:
-    from talkoot.train.rounds.peer import RoundPeer
+    from talkoot.train.rounds.trainer import Trainer
 
-Collective = Callable[["RoundPeer", Key, Sequence[PeerId]], Awaitable[None]]
+Collective = Callable[["Trainer", Key, Sequence[PeerId]], Awaitable[None]]
 collectives: Registry[Collective] = Registry("collective")
 
 
@@ -26,12 +26,12 @@ class Broken(Exception):
     """A member is gone, or the group is another one by now."""
 
 
-async def send(peer: RoundPeer, to: PeerId, key: Key, hop: int, frames: Sequence[Frame]) -> None:
+async def send(peer: Trainer, to: PeerId, key: Key, hop: int, frames: Sequence[Frame]) -> None:
     """One part on its way."""
     await peer.send(to, "part", Part(key, hop), frames)
 
 
-async def receive(peer: RoundPeer, sender: PeerId, key: Key, hop: int) -> Sequence[Frame]:
+async def receive(peer: Trainer, sender: PeerId, key: Key, hop: int) -> Sequence[Frame]:
     """The part of that hop.
 
     Raises:
@@ -50,7 +50,7 @@ async def receive(peer: RoundPeer, sender: PeerId, key: Key, hop: int) -> Sequen
 
 
 @collectives.register("ring")
-async def ring(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+async def ring(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     """Reduce-scatter, then all-gather, with one neighbour each (Patarasuk and Yuan, 2009): 2 (N - 1) hops, the fewest
     bytes."""
     replica, at, n = peer.replica, (key.round, key.fragment), len(members)
@@ -68,7 +68,7 @@ async def ring(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
 
 
 @collectives.register("tree")
-async def tree(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+async def tree(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     """Up a binomial tree and down again: 2 log2 N hops, each with everything."""
     replica, at, n = peer.replica, (key.round, key.fragment), len(members)
     i, reach, whole = members.index(peer.world.me), 1, None
@@ -89,7 +89,7 @@ async def tree(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
 
 
 @collectives.register("direct")
-async def direct(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+async def direct(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     """Everybody sums one slice and hands it to all: 2 hops, the fewest bytes, N - 1 partners at once."""
     replica, at, n = peer.replica, (key.round, key.fragment), len(members)
     i = members.index(peer.world.me)
@@ -109,7 +109,7 @@ async def direct(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
             replica.put(at, index, n, await receive(peer, member, key, 1))
 
 
-async def gather(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
+async def gather(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     """Everybody sends everything to all, for messages whose sum is larger than they are."""
     replica, at = peer.replica, (key.round, key.fragment)
     mine = replica.part(at, 0, 1)
@@ -122,7 +122,7 @@ async def gather(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> None:
         replica.add(at, 0, 1, part)
 
 
-async def agree(peer: RoundPeer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> None:
+async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> None:
     """Form the mean and merge it.
 
     Args:
@@ -136,7 +136,8 @@ async def agree(peer: RoundPeer, key: Key, members: Sequence[PeerId], how: Colle
         of, given = await _ask(peer, key, members)
         if of:
             peer.replica.put(at, 0, 1, given)
-            return await _finish(peer, at, of)
+            await _finish(peer, at, of)
+            return
     if len(members) > 1:
         await how(peer, key, members)
     if peer.broken(key):  # somebody may have been promised that this does not happen any more
@@ -144,7 +145,7 @@ async def agree(peer: RoundPeer, key: Key, members: Sequence[PeerId], how: Colle
     await _finish(peer, at, len(members))
 
 
-async def _finish(peer: RoundPeer, at: Exchange, members: int) -> None:
+async def _finish(peer: Trainer, at: Exchange, members: int) -> None:
     """Merge, and remember of how many the sum is, for whoever may have missed it."""
     await peer.crunch(lambda: peer.replica.finish(at, members), peer.replica.num_values)
     peer.sums[at] = members
@@ -152,7 +153,7 @@ async def _finish(peer: RoundPeer, at: Exchange, members: int) -> None:
         del peer.sums[old]
 
 
-async def _ask(peer: RoundPeer, key: Key, members: Sequence[PeerId]) -> tuple[int, Sequence[Frame]]:
+async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> tuple[int, Sequence[Frame]]:
     """Of how many the sum is that somebody has, and the sum; 0 when nobody has it."""
     others = [member for member in members if member != peer.world.me]
     for member in others:

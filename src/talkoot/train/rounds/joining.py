@@ -38,7 +38,7 @@ class Donor:
         peer, view, name = self._peer, memoryview(state), digest(state)
         count = max(1, -(-len(state) // CHUNK_BYTES))
         for number in range(count):
-            await peer.world.reached(round * peer.mixing.inner_steps, "give")
+            await peer.reached("give")
             piece = view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
             await peer.send(newcomer, "chunk", Chunk(round, number, count, name), [piece])
 

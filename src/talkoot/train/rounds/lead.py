@@ -226,7 +226,7 @@ class RoundLead(Crew):
             steps=tuple(place.steps for place in places),
             since=tuple(place.since for place in places),
         )
-        self.record("run.view", facts)
+        self.record("train.view", facts)
         return View(number=self._number, places=places, until=self._until)
 
     async def _publish(self, but: Sequence[PeerId] = ()) -> View:
@@ -273,6 +273,8 @@ class RoundLead(Crew):
         member = self.roster.members[peer]
         if arrived.problem:
             self.expel(peer, f"it could not begin: {arrived.problem}")
+        place = self._places[peer]
+        self._places[peer] = msgspec.structs.replace(place, since=max(place.since, arrived.round))
         self.states.note(member.name, "ready")
         self.states.note(member.name, "accept")
         names = [self._places[PeerId(donor)].name for donor in arrived.donors if PeerId(donor) in self._places]

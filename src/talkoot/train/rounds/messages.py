@@ -13,7 +13,7 @@ from talkoot.train.messages import Contact
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A replica in a view: who, where, its slot (which share of the data), its inner steps per round, its first round."""
+    """A replica in a view: who, where, its share of the data, its inner steps per round, its first round."""
 
     peer: str
     name: str
@@ -71,7 +71,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """Replica to lead, ``round``: a round's receipt. ``blob``, ``size``: the state stored after it, where one is due."""
+    """Replica to lead, ``round``: a round's receipt. ``blob``, ``size``: the state stored after it, if one was due."""
 
     receipt: Signed
     blob: str = ""

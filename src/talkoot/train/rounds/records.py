@@ -46,7 +46,7 @@ class Rounded(Facts, frozen=True, kw_only=True):
 
 
 class Viewed(Facts, frozen=True, kw_only=True):
-    """``run.view``: who is in the run: names, slots, inner steps per round, and the round of each one's entry."""
+    """``train.view``: who is in the run: names, slots, inner steps per round, and the round of each one's entry."""
 
     number: int
     names: tuple[str, ...]
@@ -140,11 +140,13 @@ def _mixing(state: MixingState, entry: Entry) -> MixingState:
         case "train.kept":
             facts = receipt.read(Kept)
             return replace(state, kept=MappingProxyType(dict(facts.blobs)), kept_round=facts.round)
-        case "run.view":
+        case "train.view":
             return replace(state, number=receipt.read(Viewed).number)
         case "train.average":
             return replace(state, averaged=receipt.read(Averaged).held_out)
     return state
 
 
-chapters.register("mixing")(Chapter(("train.round", "train.kept", "run.view", "train.average"), MixingState(), _mixing))
+chapters.register("mixing")(
+    Chapter(("train.round", "train.kept", "train.view", "train.average"), MixingState(), _mixing)
+)

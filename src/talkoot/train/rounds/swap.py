@@ -17,7 +17,7 @@ from talkoot.train.rounds.messages import Key, Offer, Refused, Took
 from talkoot.train.rounds.replica import Apart, Unmergeable
 
 if TYPE_CHECKING:
-    from talkoot.train.rounds.peer import RoundPeer
+    from talkoot.train.rounds.trainer import Trainer
 
 LEAST_S = 2.5  # as long as a link takes to notice that nothing comes any more
 FIRST_S = 10.0  # before anything is known about partners
@@ -55,7 +55,7 @@ class Swap:
         settled: it is over, and its outcome stands.
     """
 
-    def __init__(self, peer: RoundPeer, key: Key, partner: PeerId | None, name: str, weight: float) -> None:
+    def __init__(self, peer: Trainer, key: Key, partner: PeerId | None, name: str, weight: float) -> None:
         self._peer, self.key, self._partner, self.name, self._weight = peer, key, partner, name, weight
         self._at = (key.round, key.fragment)
         self.why, self.settled, self.one_sided = "", False, False
@@ -83,7 +83,8 @@ class Swap:
         """Take in the partner's message, as soon as it is there, or go on alone."""
         peer, partner = self._peer, self._partner
         if self.why or partner is None:
-            return await self._alone(self.why)
+            await self._alone(self.why)
+            return
         started, offer, refused = peer.world.now(), None, None
 
         def heard() -> bool:
@@ -95,13 +96,15 @@ class Swap:
         in_time = await peer.wait(heard, peer.waits.limit_s(peer.round_s))
         if offer is None:
             reason = "gone" if self._gone() else (refused.read(Refused).why if refused else "late")
-            return await self._alone(reason if in_time or refused else "late")
+            await self._alone(reason if in_time or refused else "late")
+            return
         peer.waits.note(peer.world.now() - started)
         frames = offer.frames
         try:
             self.apart = await peer.crunch(lambda: peer.replica.merge(self._at, frames), peer.replica.num_values)
         except Unmergeable as problem:
-            return await self._alone(str(problem))
+            await self._alone(str(problem))
+            return
         self.merged, self._until = True, peer.world.now() + WORD_S
         await peer.send(partner, "took", Took(self.key))
 

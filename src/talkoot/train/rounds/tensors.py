@@ -182,10 +182,8 @@ class TensorReplica:
         self._store(fragment, buffers, slow)
         weights = self._stage.weights()
         now = self._gather(weights, fragment)
-        if keep:  # as much of what was learned meanwhile as of everything else
-            fast = keep * now + (1 - keep) * slow
-        else:
-            fast = slow + (now - held.fast)
+        # With ``keep``, of what was learned meanwhile survives as much as of everything else; without, all of it.
+        fast = keep * now + (1 - keep) * slow if keep else slow + (now - held.fast)
         self._scatter(weights, fragment, fast)
         self._stage.put_weights(weights)
 

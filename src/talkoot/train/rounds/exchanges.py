@@ -1,0 +1,126 @@
+"""Which exchange is due when, and with whom: it follows from the view and the round, so that nobody has to ask."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from talkoot.core.errors import TalkootError
+from talkoot.core.ids import PeerId
+from talkoot.plan.pairing import pairs
+from talkoot.train.rounds.collective import Broken, agree, collectives, gather
+from talkoot.train.rounds.messages import Key, Place
+from talkoot.train.rounds.swap import Swap
+
+if TYPE_CHECKING:
+    from talkoot.train.rounds.trainer import Trainer
+
+
+class Exchanges:
+    """One replica's exchanges, from the message to the merge."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._agreed_in = 0  # the view of the last agreement of all
+        self._swaps: list[Swap] = []  # whose outcome is not settled
+        self._due: list[tuple[int, Swap | None, Key]] = []  # merges to come, and after how many inner steps
+
+    @property
+    def oldest(self) -> int:
+        """The oldest round of which anything is under way."""
+        rounds = [key.round for _, _, key in self._due] + [swap.key.round for swap in self._swaps]
+        return min([*rounds, self._trainer.round])
+
+    def enter(self, view: int) -> None:
+        """Take part from this view on."""
+        self._agreed_in = view
+
+    async def after(self, done: int, steps: int) -> list[Swap]:
+        """Begin what is due after ``done`` of this round's ``steps``, and merge what was begun long enough ago."""
+        begun: list[Swap] = []
+        fragments = self._trainer.replica.fragments
+        for fragment in range(fragments):
+            if done == max(1, steps * (fragment + 1) // fragments):
+                begun += await self._begin(fragment)
+        ready = [one for one in self._due if one[0] == 0]
+        self._due = [(left - 1, swap, key) for left, swap, key in self._due if left]
+        for _, swap, key in ready:
+            await self._merge(swap, key)
+        await self.settle(wait=False)
+        return begun
+
+    async def _begin(self, fragment: int) -> list[Swap]:
+        trainer, me = self._trainer, self._trainer.world.name
+        await trainer.reached("mix")
+        view, replica = trainer.view, trainer.replica
+        places = {place.name: place for place in view.at(trainer.round)}
+        delay = int(trainer.mixing.overlap or 0)
+        if trainer.rule.partners == "all":
+            key, weight = Key(trainer.round, fragment, view.number), _weight(list(places.values()), me)
+            await trainer.crunch(lambda: replica.message((key.round, fragment), weight), replica.num_values)
+            self._due.append((delay, None, key))
+            return []
+        partner = None
+        if trainer.rule.partners == "pair" and me in places:
+            partner = places.get(pairs(list(places), trainer.round, str(trainer.job.recipe.seed))[me] or "")
+        weight = _weight([places[me], partner], me) if partner else 1.0
+        for swap in self._swaps:
+            if swap.key.fragment == fragment:
+                await swap.settle(wait=True)
+        key = Key(trainer.round, fragment, zlib.crc32(" ".join(sorted(places)).encode()))
+        swap = Swap(trainer, key, PeerId(partner.peer) if partner else None, partner.name if partner else "", weight)
+        await swap.begin()
+        self._due.append((delay, swap, key))
+        self._swaps.append(swap)
+        return [swap]
+
+    async def _merge(self, swap: Swap | None, key: Key) -> None:
+        await (swap.merge() if swap is not None else self._agree(key))
+        await self._trainer.reached("idle")
+
+    async def _agree(self, key: Key) -> None:
+        """Merge the mean of all, however often the group changes on the way."""
+        trainer = self._trainer
+        how = gather if trainer.rule.gather else collectives[trainer.mixing.collective]
+        patience_s = trainer.job.recipe.train.patience_s
+        while True:
+            view = trainer.view
+            key = Key(key.round, key.fragment, view.number)
+            members = [PeerId(place.peer) for place in view.at(key.round)]
+            try:
+                if trainer.broken(key):
+                    raise Broken
+                await agree(trainer, key, members, how, first=view.number != self._agreed_in)
+                self._agreed_in = view.number
+                return
+            except Broken:
+                # The lead says who is left.
+                if not await trainer.wait(lambda number=view.number: trainer.view.number > number, patience_s):
+                    raise TalkootError(
+                        "a round cannot be completed",
+                        where=f"round {key.round} of {trainer.world.name}",
+                        why=f"a replica is gone, and for {patience_s:.0f} s nobody said who is left",
+                        next="look at the lead's machine; the same command resumes",
+                    ) from None
+                trainer.replica.restart((key.round, key.fragment))
+
+    async def settle(self, *, wait: bool) -> None:
+        """Hear whether partners took what they were sent; with ``wait``, until that is clear of all of them."""
+        for swap in self._swaps:
+            if swap.merged:
+                await swap.settle(wait=wait)
+        self._swaps = [swap for swap in self._swaps if not swap.settled]
+
+    async def drain(self) -> None:
+        """Merge everything that is under way: nothing of a state may be on the wire when it is stored or judged."""
+        due, self._due = self._due, []
+        for _, swap, key in due:
+            await self._merge(swap, key)
+        await self.settle(wait=True)
+
+
+def _weight(group: Sequence[Place], me: str) -> float:
+    """How much a replica's progress counts in a group: its share of the group's inner steps, on average 1."""
+    mine = sum(place.steps for place in group if place.name == me)
+    return mine * len(group) / sum(place.steps for place in group)

@@ -85,6 +85,15 @@ def test_no_pull_at_all_is_an_ablation_that_is_let_through():
     assert settled(Mixing(rule="noloco", pull=0.0)).pull == 0.0
 
 
+def test_settings_with_which_replicas_would_fly_apart_are_refused():
+    for rule in ("noloco", "noloco-literal"):
+        with pytest.raises(TalkootError, match="fly apart"):
+            settled(Mixing(rule=rule, momentum=0.9, pull=0.7))
+    assert settled(Mixing(rule="noloco-nesterov", momentum=0.9, pull=0.7)).pull == 0.7
+    with pytest.raises(TalkootError, match="fly apart"):
+        settled(Mixing(rule="noloco-nesterov", momentum=0.9, pull=0.9))
+
+
 def test_rules_are_looked_up_without_torch():
     script = "import sys; from talkoot.train.mixing import mixing_rules, settled; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from talkoot.core.errors import TalkootError
+from talkoot.plan import spread
+from talkoot.train.mixing.outer import given
 from talkoot.train.mixing.rule import RoundRule, mixing_rules
 from talkoot.train.sections import Mixing
 
@@ -48,6 +50,8 @@ def settled(mixing: Mixing) -> Mixing:
                 why=f"it is {getattr(full, name)}{chosen}; it must be {permitted}",
                 next="correct this value and run the same command again",
             )
+    if rule.local is True and rule.law and full.pull is not None:
+        spread.check(rule.law, given(full.momentum), given(full.outer_rate), full.pull)
     return full
 
 

@@ -27,6 +27,10 @@ ChaosFile = Annotated[
         "--chaos", help="A TOML file of faults to inject: [[faults]] with peer, kind, step and phase, or at_s."
     ),
 ]
+MixingRule = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--mixing", help="How replicas mix: ddp, diloco, noloco, noloco-nesterov, streaming, sparseloco, ..."),
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run's folder.")]
 
 
@@ -64,6 +68,7 @@ def train(
     sets: Sets = [],  # noqa: B006
     sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
     standby: Annotated[Optional[int], typer.Option(help="1: a second process leads on if this is lost.")] = None,  # noqa: UP045
+    mixing: MixingRule = None,
     chaos: ChaosFile = None,
     out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
     json: Json = False,
@@ -71,8 +76,9 @@ def train(
     """Train a model, or go on with a run that was interrupted: the same command resumes."""
     from talkoot.cli import train as verb
 
-    spare = () if standby is None else (f"swarm.standbys={standby}",)
-    verb.run(recipe=recipe, sets=(*sets, *spare), sim=sim, chaos=chaos, out=out, as_json=json)
+    flags = (("swarm.standbys", standby), ("mixing.rule", mixing))
+    chosen = (f"{key}={value}" for key, value in flags if value is not None)
+    verb.run(recipe=recipe, sets=(*sets, *chosen), sim=sim, chaos=chaos, out=out, as_json=json)
 
 
 @app.command()
@@ -92,6 +98,7 @@ def plan(
     contention: Annotated[
         bool, typer.Option("--contention", help="Network cards carry one transfer at a time.")
     ] = False,
+    mixing: MixingRule = None,
     failures: Annotated[
         bool, typer.Option("--failures", help="Say what each loss of a machine or a stage costs.")
     ] = False,
@@ -120,7 +127,8 @@ def plan(
         out=out,
         timeline=timeline,
     )
-    verb.run(request, recipe=recipe, sets=tuple(sets), as_json=json)
+    rule = () if mixing is None else (f"mixing.rule={mixing}",)
+    verb.run(request, recipe=recipe, sets=(*sets, *rule), as_json=json)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from talkoot.core.registry import Registry
 from talkoot.plan import planners
 from talkoot.plan.repair import repairs
 from talkoot.plan.swapped import LEAST_STAGES
-from talkoot.train.mixing import mixing_rules
+from talkoot.train.mixing import mixing_rules, settled
 from talkoot.train.recipe import Recipe
 from talkoot.train.recovery import rungs
 from talkoot.train.schedule import schedules
@@ -40,6 +40,7 @@ def check_methods(recipe: Recipe) -> None:
         )
     check_routes(recipe)
     _check("mixing.rule", mixing_rules, recipe.mixing.rule)
+    check_rounds(recipe)
     _check("train.schedule", schedules, train.schedule)
     _check("recovery.ladder", rungs, *recipe.recovery.ladder)
     saves = recipe.train.checkpoint_every or recipe.recovery.failures_per_hour
@@ -51,6 +52,38 @@ def check_methods(recipe: Recipe) -> None:
             next="set train.checkpoint_every, or recovery.failures_per_hour, above 0",
         )
     _check("train.repair", repairs, train.repair)
+
+
+def check_rounds(recipe: Recipe) -> None:
+    """Refuse what replicas that step by themselves cannot do, and settings with which they would fly apart.
+
+    Raises:
+        TalkootError: naming the key.
+    """
+    settled(recipe.mixing)
+    swarm, rule = recipe.swarm, recipe.mixing.rule
+    if not mixing_rules[rule].local:
+        return
+    replicas = len(swarm.peers)
+    refusals = (
+        (swarm.num_stages > 1, "swarm.stages", f"it is {swarm.num_stages}", "set swarm.stages = 1 and swarm.replicas"),
+        (swarm.layout != "line", "swarm.layout", f"it is {swarm.layout}", 'set swarm.layout = "line"'),
+        (
+            recipe.train.microbatches % replicas > 0,
+            "train.microbatches",
+            f"{replicas} replicas cannot share {recipe.train.microbatches} microbatches equally",
+            f"set train.microbatches to a multiple of {replicas}",
+        ),
+        (swarm.standbys > 0, "swarm.standbys", "a standby follows steps, not rounds", "set swarm.standbys = 0"),
+    )
+    for wrong, key, why, what in refusals:
+        if wrong:
+            raise TalkootError(
+                f"mixing rule {rule!r} lets each replica hold the whole model and step by itself",
+                where=f"the recipe, key {key}",
+                why=why,
+                next=f'{what}, or mixing.rule = "ddp"',
+            )
 
 
 def _check(key: str, registry: Registry[Any], *names: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -15,12 +16,12 @@ from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.train.job import Job
 from talkoot.train.journal import OBSERVER
-from talkoot.train.lead import Lead
-from talkoot.train.loop import Result, result_of, train
+from talkoot.train.leads import begin, lead_for
+from talkoot.train.loop import Result, result_of
 from talkoot.train.methods import check_methods
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
-from talkoot.train.records import PeerState
+from talkoot.train.records import Committed, PeerState
 from talkoot.world.api import Host
 from talkoot.world.sim.simulation import Computed, LeadKilled, Simulation
 
@@ -32,7 +33,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: virtual time of the whole run.
-        step_seconds: virtual time between the last two commits.
+        step_seconds: virtual time between the last two commits, by step.
         events: messages delivered, sleeps and computations ended.
         busy: share of its time that each peer computed, by name.
         sent_bytes: what each peer sent over the whole run, by name.
@@ -54,7 +55,7 @@ def rehearse(
     recipe: Recipe,
     config: ModelConfig,
     *,
-    at_commit: Callable[[Lead, int], None] = lambda lead, step: None,
+    at_commit: Callable[[Any, int], None] = lambda lead, step: None,
     started: Callable[[Simulation], None] = lambda simulation: None,
     diary: bool = False,
 ) -> Rehearsal:
@@ -84,18 +85,20 @@ def rehearse(
                 at_commit(lead, entry.receipt.step)
 
         OBSERVER.set(observe)
-        lead = Lead(world, Job(recipe=recipe, config=config), cut_stages(config, recipe), Log(None), observer=observe)
-        await train(lead)
+        job, kind = Job(recipe=recipe, config=config), lead_for(recipe)
+        lead = kind(world, job, cut_stages(config, recipe), Log(None), observer=observe)
+        await begin(lead)
         await world.dismiss()
 
     with suppress(LeadKilled):  # its standby ended the run
         simulation.run(main)
     seconds = entries[-1].receipt.ended
+    last_steps = next((e.receipt.read(Committed).steps for e in reversed(entries) if e.receipt.op == "train.commit"), 1)
     commits = [0.0] + [entry.receipt.ended for entry in entries if entry.receipt.op == "train.commit"]
     return Rehearsal(
         result=result_of(states[0], recipe.train.steps),
         seconds=seconds,
-        step_seconds=commits[-1] - commits[-2],
+        step_seconds=(commits[-1] - commits[-2]) / max(1, last_steps),
         events=simulation.events,
         busy={peer.name: peer.busy_s / seconds for peer in busy},
         sent_bytes={peer.name: peer.sent_bytes for peer in busy},

@@ -20,11 +20,10 @@ from talkoot.core.log import Log
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
 from talkoot.train.job import Job
 from talkoot.train.journal import OBSERVER, Observer
-from talkoot.train.lead import Lead
+from talkoot.train.leads import AnyLead, begin, lead_for
 from talkoot.train.lock import locked
-from talkoot.train.loop import Result, result_of, train
+from talkoot.train.loop import Result, result_of
 from talkoot.train.methods import check_methods
-from talkoot.train.mixing import mixing_rules
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (
@@ -36,13 +35,11 @@ from talkoot.train.resume import (
     finished,
     started_as,
 )
-from talkoot.train.rounds.lead import RoundLead, train_in_rounds
 from talkoot.train.succession import Superseded
 from talkoot.world.api import Host
 from talkoot.world.blobs import sweep
 from talkoot.world.sim.simulation import LeadKilled, Simulation
 
-AnyLead = Lead | RoundLead
 LOG = "log.sqlite"
 # torch.optim imports torch._dynamo at its first use: 1.5 s that every peer would spend, and a newcomer at once.
 PRELOAD = ("torch", "torch._dynamo", "talkoot.train.tensors")
@@ -160,13 +157,7 @@ def _lead(
     observer: Observer,
 ) -> AnyLead:
     stages = cut_stages(job.config, recipe)
-    kind = RoundLead if mixing_rules[recipe.mixing.rule].local else Lead
-    return kind(world, job, stages, log, folder, held_out, tokenizer, observer)
-
-
-async def begin(lead: AnyLead) -> Result:
-    """Run the job, step by step or in rounds."""
-    return await (train_in_rounds(lead) if isinstance(lead, RoundLead) else train(lead))
+    return lead_for(recipe)(world, job, stages, log, folder, held_out, tokenizer, observer)
 
 
 @contextmanager

@@ -89,9 +89,12 @@ class RunState(msgspec.Struct, frozen=True):
     state_hash: str = ""
 
 
+OTHERS = ("run.start", "run.resume", "run.succeed", "train.step", "train.round")  # not only the lead's to state
+
+
 def _run(state: RunState, entry: Entry) -> RunState:
     receipt, replace = entry.receipt, msgspec.structs.replace
-    if receipt.op not in ("run.start", "run.resume", "run.succeed", "train.step", "train.round") and receipt.peer != state.lead:
+    if receipt.op not in OTHERS and receipt.peer != state.lead:
         raise ValueError(f"{receipt.op} is the lead's to state, not {receipt.peer[:8]}'s")
     if not receipt.op.startswith("run."):
         return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -43,10 +44,8 @@ class Exchanges:
         for fragment in range(fragments):
             if done == max(1, steps * (fragment + 1) // fragments):
                 begun += await self._begin(fragment)
-        ready = [one for one in self._due if one[0] == 0]
-        self._due = [(left - 1, swap, key) for left, swap, key in self._due if left]
-        for _, swap, key in ready:
-            await self._merge(swap, key)
+        self._due = [(left - 1, swap, key) for left, swap, key in self._due]
+        await self._merge(0)
         await self.settle(wait=False)
         return begun
 
@@ -75,9 +74,13 @@ class Exchanges:
         self._swaps.append(swap)
         return [swap]
 
-    async def _merge(self, swap: Swap | None, key: Key) -> None:
-        await (swap.merge() if swap is not None else self._agree(key))
-        await self._trainer.reached("idle")
+    async def _merge(self, below: float) -> None:
+        """Everything that is due in fewer inner steps, in order."""
+        while ready := [one for one in self._due if one[0] < below]:
+            _, swap, key = ready[0]
+            await (swap.merge() if swap is not None else self._agree(key))
+            self._due.remove(ready[0])
+            await self._trainer.reached("idle")
 
     async def _agree(self, key: Key) -> None:
         """Merge the mean of all, however often the group changes on the way."""
@@ -114,9 +117,7 @@ class Exchanges:
 
     async def drain(self) -> None:
         """Merge everything that is under way: nothing of a state may be on the wire when it is stored or judged."""
-        due, self._due = self._due, []
-        for _, swap, key in due:
-            await self._merge(swap, key)
+        await self._merge(math.inf)
         await self.settle(wait=True)
 
 

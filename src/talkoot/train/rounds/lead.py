@@ -18,28 +18,25 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
 from talkoot.train import checkpoint as snapshots
-from talkoot.train.crew import NOTICES, Crew, PeersLost
+from talkoot.train.crew import NOTICES, PeersLost
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.loop import Result, result_of
 from talkoot.train.messages import Contact
-from talkoot.train.mixing import settled
 from talkoot.train.outlook import start_of
 from talkoot.train.records import Checkpointed, Committed, End, Evaluated, Resume, RolledBack, Seated, Warned
-from talkoot.train.rounds.messages import Arrived, Collect, Collected, Done, Enter, Place, View
-from talkoot.train.rounds.records import Averaged, Kept, MixingState, Rounded, Viewed
+from talkoot.train.rounds.messages import Arrived, Collect, Collected, Done
+from talkoot.train.rounds.places import AHEAD, Seats
+from talkoot.train.rounds.records import Averaged, Kept, Rounded
 from talkoot.train.schedule import learning_rate
 from talkoot.train.states import RUN, States
 from talkoot.world.api import Host, Message
 
-AHEAD = 2  # rounds before a newcomer's first one: time to be heard of, and to fetch its weights
 TOPICS = ("arrived", "round", "collected")
 
 
-class RoundLead(Crew):
+class RoundLead(Seats):
     """See the module's text; arguments as for :class:`~talkoot.train.lead.Lead`."""
-
-    program = "talkoot.train.rounds.peer:train_replica"
 
     def __init__(
         self,
@@ -54,26 +51,13 @@ class RoundLead(Crew):
     ) -> None:
         super().__init__(world, job, log, observer)
         self.folder, self.stages, self.tokenizer_digest = folder, list(stages), tokenizer_digest
-        self.mixing = settled(self.recipe.mixing)
         self.stop_requested = False
         self.state_hash = ""
-        names = [*self.recipe.swarm.peers, *(joiner.name for joiner in self.recipe.swarm.joiners)]
-        self._slots = {name: slot for slot, name in enumerate(names)}
-        self._places: dict[PeerId, Place] = {}
-        self._until = math.ceil(self.recipe.train.steps / self.mixing.inner_steps)
-        self._rounds = 0  # committed
-        self._highest = 0  # rounds that somebody has done
         self._reports: dict[int, dict[int, tuple[Rounded, str, Done]]] = {}  # by round and slot
         self._begun = False
-        self._number = 0
         self._collector: PeerId | None = None
         self._kept: list[frozenset[str]] = []  # blobs of the last stored states
         self._done = False
-
-    @property
-    def mixed(self) -> MixingState:
-        """The log's chapter about rounds."""
-        return self.state["mixing"]
 
     # -- the run ----------------------------------------------------------------------------------------------
 
@@ -106,10 +90,10 @@ class RoundLead(Crew):
         self._docket.resume(self.furthest)
         kept = self.mixed
         whole = all(blob in self.world.blobs for blob in kept.kept.values())
-        self._rounds = self._highest = kept.kept_round if whole else 0
-        if self._rounds * inner < self.step:
-            origin = f"round {self._rounds}" if self._rounds else "the start"
-            self.record("train.rollback", RolledBack(reason=f"resumed, from {origin}"), step=self._rounds * inner)
+        self.rounds = self.highest = kept.kept_round if whole else 0
+        if self.rounds * inner < self.step:
+            origin = f"round {self.rounds}" if self.rounds else "the start"
+            self.record("train.rollback", RolledBack(reason=f"resumed, from {origin}"), step=self.rounds * inner)
 
     async def _hear(self) -> None:
         """One message.
@@ -124,7 +108,7 @@ class RoundLead(Crew):
         except TimeoutError:
             raise TalkootError(
                 "the swarm stands still",
-                where=f"round {self._rounds} of run {self.world.run}",
+                where=f"round {self.rounds} of run {self.world.run}",
                 why=f"no replica reported anything for {patience_s:.0f} s",
                 next="look at those machines; raise train.patience_s if rounds really take longer",
                 code=Exit.UNREACHABLE,
@@ -157,115 +141,47 @@ class RoundLead(Crew):
             if not set(self.roster.home) <= self.roster.names():
                 return
             self._begun = True
-            await self._begin()
-        elif any(peer not in self._places for peer in self.roster.members):
-            await self._welcome()
+            await self.begin_all()
+        elif any(peer not in self.places for peer in self.roster.members):
+            await self.welcome()
         await self._commit()
-        if self.stop_requested and self._until > self._highest + 1:
-            self._until = self._highest + 1
-            await self._publish()
-        if self._rounds >= self._until and self._collector is None and not self._done:
+        if self.stop_requested and self.until > self.highest + 1:
+            self.until = self.highest + 1
+            await self.publish()
+        if self.rounds >= self.until and self._collector is None and not self._done:
             await self._ask_for_mean()
 
-    # -- who is there -----------------------------------------------------------------------------------------
-
-    async def _begin(self) -> None:
-        """Everybody is there."""
-        kept = self.mixed.kept if self._rounds else {}
-        for peer, member in sorted(self.roster.members.items(), key=lambda item: self._slots[item[1].name]):
-            self._place(peer, self._rounds)
-            self.states.note(member.name, "assign")
-        self.states.note(RUN, "begin")
-        view = self._write_view()
-        for peer, place in self._places.items():
-            enter = Enter(slot=place.slot, round=self._rounds, blob=kept.get(place.slot, ""), view=view)
-            if self._rounds and not enter.blob:  # it was not there when the others were stored
-                enter = msgspec.structs.replace(enter, donors=self._donors(peer, kept), wanted=1)
-            await self.tell(peer, "enter", enter, self.step)
-
-    async def _welcome(self) -> None:
-        """Newcomers: a place from some round on, and who gives them weights."""
-        fresh = [peer for peer in self.roster.members if peer not in self._places]
-        first = min(self._highest + AHEAD, max(self._until - 1, 0))
-        donors = {peer: self._donors(peer) for peer in fresh}
-        for peer in fresh:
-            self._place(peer, first)
-            self.states.note(self.roster.name_of(peer), "assign")
-        view = await self._publish(but=fresh)
-        for peer in fresh:
-            wanted = self.mixing.joiner_donors
-            enter = Enter(slot=self._places[peer].slot, round=first, donors=donors[peer], wanted=wanted, view=view)
-            await self.tell(peer, "enter", enter, self.step)
-
-    def _place(self, peer: PeerId, since: int) -> None:
-        member, inner = self.roster.members[peer], self.mixing.inner_steps
-        speeds = [self.roster.stated_speed(name) for name in self.roster.home]
-        share = min(1.0, self.roster.stated_speed(member.name) / max(speeds)) if self.mixing.balance else 1.0
-        steps = max(1, round(inner * share))
-        self._places[peer] = Place(peer, member.name, member.address, self._slots[member.name], steps, since)
-
-    def _donors(self, newcomer: PeerId, kept: object = None) -> tuple[Contact, ...]:
-        """Who can give weights: replicas that have a seat, in an order drawn for this newcomer."""
-        chance = self.world.random(f"donors {self.roster.name_of(newcomer)} {self._highest}")
-        found = [
-            place
-            for peer, place in self._places.items()
-            if peer != newcomer and (self.roster.members[peer].stage is not None or kept is not None)
-        ]
-        found.sort(key=lambda place: place.slot)
-        chance.shuffle(found)
-        return tuple(Contact(place.peer, place.address) for place in found)
-
-    def _write_view(self) -> View:
-        self._number += 1
-        places = tuple(sorted(self._places.values(), key=lambda place: place.slot))
-        facts = Viewed(
-            number=self._number,
-            names=tuple(place.name for place in places),
-            slots=tuple(place.slot for place in places),
-            steps=tuple(place.steps for place in places),
-            since=tuple(place.since for place in places),
-        )
-        self.record("train.view", facts)
-        return View(number=self._number, places=places, until=self._until)
-
-    async def _publish(self, but: Sequence[PeerId] = ()) -> View:
-        """Tell everybody who is there now."""
-        view = self._write_view()
-        for peer in self._places:
-            if peer not in but:
-                await self.tell(peer, "view", view, self.step)
-        return view
+    # -- losses and newcomers ---------------------------------------------------------------------------------
 
     async def _lost(self) -> None:
         """Go on without whoever is gone, and start replacements."""
         self.states.note(RUN, "drained")
         self.states.note(RUN, "mend")
         names = self.replace_lost()
-        gone = [peer for peer in self._places if peer not in self.roster.members]
+        gone = [peer for peer in self.places if peer not in self.roster.members]
         for peer in gone:
-            del self._places[peer]
+            del self.places[peer]
         if self._collector in gone:
             self._collector = None
-        if not self._places and not (self.roster.launched or self.roster.members):
+        if not self.places and not (self.roster.launched or self.roster.members):
             raise TalkootError(
                 "no replica is left",
-                where=f"round {self._rounds} of run {self.world.run}",
+                where=f"round {self.rounds} of run {self.world.run}",
                 why=f"{', '.join(names)} went last, and swarm.respawn is off",
                 next="set swarm.respawn = true, or run the same command again: it resumes",
                 code=Exit.UNREACHABLE,
             )
-        if self._begun and not self._places:
+        if self._begun and not self.places:
             self._start_over()
         elif self._begun and gone:
-            await self._publish()
+            await self.publish()
 
     def _start_over(self) -> None:
         """Nobody is left who has weights: go back to what was stored, with whoever comes now."""
         self._begun, self._reports = False, {}
-        self._rounds = self._highest = self.mixed.kept_round
+        self.rounds = self.highest = self.mixed.kept_round
         self.generation += 1
-        step = self._rounds * self.mixing.inner_steps
+        step = self.rounds * self.mixing.inner_steps
         if step < self.step:
             self.record("train.rollback", RolledBack(reason="all replicas were lost at once"), step=step)
 
@@ -273,12 +189,12 @@ class RoundLead(Crew):
         member = self.roster.members[peer]
         if arrived.problem:
             self.expel(peer, f"it could not begin: {arrived.problem}")
-        place = self._places[peer]
-        self._places[peer] = msgspec.structs.replace(place, since=max(place.since, arrived.round))
+        place = self.places[peer]
+        self.places[peer] = msgspec.structs.replace(place, since=max(place.since, arrived.round))
         self.states.note(member.name, "ready")
         self.states.note(member.name, "accept")
-        names = [self._places[PeerId(donor)].name for donor in arrived.donors if PeerId(donor) in self._places]
-        source = ("replica " + ", ".join(names)) if names else (f"round {self._rounds}" if self._rounds else "start")
+        names = [self.places[PeerId(donor)].name for donor in arrived.donors if PeerId(donor) in self.places]
+        source = ("replica " + ", ".join(names)) if names else (f"round {self.rounds}" if self.rounds else "start")
         member.stage, member.held = 0, True
         self.record("peer.seat", Seated(peer=peer, name=member.name, stage=0, source=source))
 
@@ -290,13 +206,13 @@ class RoundLead(Crew):
         Raises:
             ValueError: it is not its own, or not about a round of this run that is still open.
         """
-        receipt, place = done.receipt.open(), self._places[peer]
+        receipt, place = done.receipt.open(), self.places[peer]
         facts, number = receipt.read(Rounded), receipt.step // self.mixing.inner_steps
         stated = (receipt.peer, receipt.run, receipt.op, receipt.generation, facts.slot)
         if stated != (peer, self.world.run, "train.round", self.generation, place.slot):
             raise ValueError(f"it states {stated}")
-        if not self._rounds <= number < self._until or place.slot in self._reports.get(number, {}):
-            raise ValueError(f"it is about round {number}, and round {self._rounds} is open")
+        if not self.rounds <= number < self.until or place.slot in self._reports.get(number, {}):
+            raise ValueError(f"it is about round {number}, and round {self.rounds} is open")
         if not 0 < facts.steps <= self.mixing.inner_steps:
             raise ValueError(f"it states {facts.steps} steps")
         if not math.isfinite(facts.loss):
@@ -305,11 +221,11 @@ class RoundLead(Crew):
         if done.problem:
             self.record("run.warning", Warned(text=f"{place.name} could not store its state: {done.problem}"))
         self._reports.setdefault(number, {})[place.slot] = (facts, name, done)
-        self._highest = max(self._highest, number + 1)
+        self.highest = max(self.highest, number + 1)
 
     def _diverged(self, peer: PeerId, number: int) -> None:
         """One replica's loss is not finite: another's weights may still be good."""
-        if len(self._places) > 1 and self._highest > number - AHEAD:
+        if len(self.places) > 1 and self.highest > number - AHEAD:
             self.expel(peer, f"its loss in round {number} is not finite")
         raise TalkootError(
             "training diverged",
@@ -320,14 +236,14 @@ class RoundLead(Crew):
 
     async def _commit(self) -> None:
         """Write down rounds that everybody has reported, in order."""
-        while self._begun and self._places and self._rounds < self._until:
-            reports = self._reports.get(self._rounds, {})
-            expected = {place.slot for place in self._places.values() if place.since <= self._rounds}
+        while self._begun and self.places and self.rounds < self.until:
+            reports = self._reports.get(self.rounds, {})
+            expected = {place.slot for place in self.places.values() if place.since <= self.rounds}
             if not reports or not expected <= reports.keys():
                 return
-            self._write_round(self._rounds, reports)
-            del self._reports[self._rounds]
-            self._rounds += 1
+            self._write_round(self.rounds, reports)
+            del self._reports[self.rounds]
+            self.rounds += 1
 
     def _write_round(self, number: int, reports: dict[int, tuple[Rounded, str, Done]]) -> None:
         inner, train = self.mixing.inner_steps, self.recipe.train
@@ -361,10 +277,10 @@ class RoundLead(Crew):
     # -- the end ----------------------------------------------------------------------------------------------
 
     async def _ask_for_mean(self) -> None:
-        places = sorted(self._places.values(), key=lambda place: place.slot)
+        places = sorted(self.places.values(), key=lambda place: place.slot)
         contacts = tuple(Contact(place.peer, place.address) for place in places)
         self._collector = PeerId(contacts[0].peer)
-        for peer in self._places:
+        for peer in self.places:
             await self.tell(peer, "collect", Collect(collector=contacts[0], of=contacts), self.step)
 
     def _finish(self, peer: PeerId, collected: Collected) -> None:
@@ -372,7 +288,7 @@ class RoundLead(Crew):
             raise ValueError(collected.problem)
         if self.world.blobs.size(collected.blob) != collected.size and self.job.tokens is not None:
             raise ValueError("the state that it says it stored is not in the store")
-        held = [self.mixed.held_out[place.slot] for place in self._places.values() if place.slot in self.mixed.held_out]
+        held = [self.mixed.held_out[place.slot] for place in self.places.values() if place.slot in self.mixed.held_out]
         averaged = Averaged(
             replicas=collected.averaged,
             held_out=collected.held_out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from talkoot.plan.mixing import message_bytes
 from talkoot.train.compute import stage_flops
 from talkoot.train.job import Job
 from talkoot.train.mixing import RoundRule, settled, wires
@@ -158,8 +159,6 @@ class BlankReplica:
     settle = clear = restart = take_back
 
     def part(self, key: Exchange, index: int, count: int) -> list[Frame]:
-        from talkoot.plan.mixing import message_bytes
-
         size = self.num_values // self.fragments // count
         return [Blank(message_bytes(way, size, self._mixing.density)) for way in wires(self._rule, self._mixing)]
 

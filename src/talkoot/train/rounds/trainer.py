@@ -196,7 +196,7 @@ class Trainer:
             facts = msgspec.structs.replace(
                 facts,
                 partners=tuple(swap.name for swap in swaps if swap.merged),
-                alone=tuple(swap.why for swap in swaps if not swap.merged),
+                alone=tuple(swap.why for swap in swaps if not swap.merged and self.rule.partners != "none"),
                 one_sided=sum(swap.one_sided for swap in swaps),
                 apart=sum(one.slow for one in measured) / len(measured) if measured else None,
                 progress=sum(one.progress for one in measured) / len(measured) if measured else None,

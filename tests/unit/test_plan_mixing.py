@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from talkoot.plan.exchange import (
     balanced_steps,
     binomial_tree,
-    idle_share,
     lasting_speeds,
     sync_on,
     sync_times,
+    waiting,
 )
 from talkoot.plan.mixing import Mixture, message_bytes, outlook, sent_bytes, way
 from talkoot.plan.networks import named_network
@@ -47,6 +47,10 @@ def mixture(**changes: object) -> Mixture:
         pull=0.7,
     )
     return msgspec.structs.replace(usual, **changes)
+
+
+def idle_share(*arguments: Any, **options: Any) -> float:
+    return waiting(*arguments, **options).idle_share
 
 
 def wall(*arguments: Any, **options: Any) -> float:
@@ -177,6 +181,15 @@ def test_lasting_differences_make_pairs_wait_like_everybody_and_balanced_rounds_
     assert mean("pair", step_spread=0.5, balance=True) < 1.13
 
 
+def test_a_round_takes_as_long_as_its_slowest_replica():
+    together, balanced = waiting([1, 0.5], 40, "pair"), waiting([1, 0.5], 40, "pair", balance=True)
+    assert together.round_steps == 80
+    assert together.idle == (0.5, 0)
+    assert balanced.round_steps == 40
+    assert balanced.idle == (0, 0)
+    assert waiting([1, 0.5], 40, "none").idle == (0, 0)
+
+
 def test_slower_replicas_take_fewer_steps_and_at_least_one():
     assert [balanced_steps(50, speed) for speed in (1, 0.8, 0.5, 0.001)] == [50, 40, 25, 1]
 
@@ -200,7 +213,8 @@ def test_an_outlook_on_pairs_between_twelve_cities():
     assert seen.exchange_s == pytest.approx(sync_on(TWELVE, names, 4e6, "pair"))
     assert seen.ring_s is not None
     assert seen.ring_s > 2 * seen.exchange_s
-    assert seen.round_s == pytest.approx(10)
+    assert 10 < seen.round_s < 10 / (1 - 2 * seen.idle_share)
+    assert set(seen.idle) == set(names)
     assert 0 < seen.idle_share < seen.uneven_idle_share < 0.15
     assert seen.spread is not None
     assert seen.spread.ratio is not None

@@ -9,9 +9,11 @@ import msgspec
 
 from talkoot.cli.output import print_json, print_table
 from talkoot.cli.plan_losses import losses_view, show_losses
+from talkoot.cli.plan_mixing import Mixed, mixed, mixing_view, show_mixing
 from talkoot.cli.plan_request import Request
 from talkoot.model.config import ModelConfig
 from talkoot.train.methods import check_methods
+from talkoot.train.mixing import mixing_rules
 from talkoot.train.prepare import cut_stages, model_config
 from talkoot.train.recipe import Recipe, load_recipe
 from talkoot.train.rehearse import NEVER, Rehearsal, rehearse
@@ -26,6 +28,9 @@ def run(request: Request, *, recipe: Path | None, sets: tuple[str, ...], as_json
     loaded = load_recipe(recipe, sets)
     check_methods(loaded)
     config = model_config(loaded, vocab_size=_vocabulary(loaded))
+    if mixing_rules[loaded.mixing.rule].local:
+        _tell(_mixed_view(loaded, config, mixed(request, loaded, config)), as_json=as_json)
+        return
     if request.network is not None:
         from talkoot.cli import plan_network
 
@@ -39,11 +44,17 @@ def run(request: Request, *, recipe: Path | None, sets: tuple[str, ...], as_json
     view = _view(loaded, config, rehearsal)
     if request.failures:
         view["recovery"] = losses_view(loaded, config, rehearsal.step_seconds)
+    _tell(view, as_json=as_json)
+
+
+def _tell(view: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(view)
         return
     _show(view)
-    if request.failures:
+    if "mixing" in view:
+        show_mixing(view["mixing"])
+    if "recovery" in view:
         show_losses(view["recovery"])
 
 
@@ -58,42 +69,74 @@ def _vocabulary(recipe: Recipe) -> int:
 
 
 def _view(recipe: Recipe, config: ModelConfig, rehearsal: Rehearsal) -> dict[str, Any]:
+    peers = {
+        name: {
+            "busy_share": rehearsal.busy[name],
+            "sent_bytes_per_step": rehearsal.sent_bytes[name] // REHEARSED_STEPS,
+            "speed": recipe.swarm.speed(index),
+        }
+        for index, name in enumerate(recipe.swarm.peers)
+    }
+    return {
+        "world": "simulated, without tensors",
+        **_model_view(recipe, config, recipe.train.microbatches, STATE_BYTES),
+        "peers": peers,
+        **_times(recipe, rehearsal.step_seconds),
+    }
+
+
+def _mixed_view(recipe: Recipe, config: ModelConfig, found: Mixed) -> dict[str, Any]:
+    """The same for replicas that mix after rounds; their engine is not rehearsed, but its rounds are simulated."""
+    seen, mixture = found.outlook, found.mixture
+    peers = {
+        name: {"busy_share": 1 - idle, "sent_bytes_per_step": seen.sent_bytes_per_inner_step, "speed": speed}
+        for (name, idle), speed in zip(seen.idle.items(), mixture.speeds.values(), strict=True)
+    }
+    return {
+        "world": "computed from costs",
+        **_model_view(recipe, config, found.microbatches, STATE_BYTES + found.kept_bytes),
+        "peers": peers,
+        **_times(recipe, seen.round_s / mixture.inner_steps),
+        "mixing": mixing_view(found),
+    }
+
+
+def _model_view(recipe: Recipe, config: ModelConfig, microbatches: int, state_bytes: int) -> dict[str, Any]:
+    """What is trained, and where; ``microbatches`` of all in a step, ``state_bytes`` per parameter."""
     train, swarm = recipe.train, recipe.swarm
     parameters, flops = config.layer_parameters(), config.layer_flops(recipe.model.context)
-    tokens = train.microbatches * train.microbatch_size * recipe.model.context
-    activation = 4 * train.microbatch_size * recipe.model.context * config.width
+    tokens = microbatches * train.microbatch_size * recipe.model.context
     stages = [
         {
             "stage": index,
             "layers": [first, last - 1],
             "parameters": sum(parameters[layer] for layer in held),
             "share_of_compute": sum(flops[layer] for layer in held) / sum(flops),
-            "state_bytes": STATE_BYTES * sum(parameters[layer] for layer in held),
+            "state_bytes": state_bytes * sum(parameters[layer] for layer in held),
             "peers": [name for name, stage in swarm.peers.items() if stage == index],
         }
         for index, (first, last) in enumerate(cut_stages(config, recipe))
         for held in (config.held(first, last),)
     ]
-    peers = {
-        name: {
-            "busy_share": rehearsal.busy[name],
-            "sent_bytes_per_step": rehearsal.sent_bytes[name] // REHEARSED_STEPS,
-            "speed": swarm.speed(index),
-        }
-        for index, name in enumerate(swarm.peers)
-    }
     return {
-        "world": "simulated, without tensors",
         "model": [{"name": n, "value": value, "reason": reason} for n, value, reason in config.derivation()],
         "tokens_per_step": tokens,
         "tokens_in_run": tokens * train.steps,
         "training_flops_per_step": 3 * sum(flops) * tokens,
-        "activation_bytes_per_hop": activation,
+        "activation_bytes_per_hop": 4 * train.microbatch_size * recipe.model.context * config.width,
         "stages": stages,
-        "peers": peers,
-        "predicted_step_seconds": rehearsal.step_seconds,
-        "predicted_run_seconds": rehearsal.step_seconds * train.steps,
-        "methods": {"planner": train.planner, "mixing": recipe.mixing.rule, "recovery": list(recipe.recovery.ladder)},
+    }
+
+
+def _times(recipe: Recipe, step_seconds: float) -> dict[str, Any]:
+    return {
+        "predicted_step_seconds": step_seconds,
+        "predicted_run_seconds": step_seconds * recipe.train.steps,
+        "methods": {
+            "planner": recipe.train.planner,
+            "mixing": recipe.mixing.rule,
+            "recovery": list(recipe.recovery.ladder),
+        },
     }
 
 

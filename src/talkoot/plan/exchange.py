@@ -36,6 +36,23 @@ class SyncTimes(msgspec.Struct, frozen=True, kw_only=True):
     over_pair: Mapping[str, float]
 
 
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """How replicas spend their time. Simulated.
+
+    Attributes:
+        idle: share of its time in which each replica waits.
+        round_steps: what a round takes in all, in steps of speed 1.
+    """
+
+    idle: tuple[float, ...]
+    round_steps: float
+
+    @property
+    def idle_share(self) -> float:
+        """Mean over replicas."""
+        return sum(self.idle) / len(self.idle)
+
+
 def sync_times(replicas: int, spread: float, *, trials: int = 200, seed: int = 0) -> SyncTimes:
     """Times of a swap and of all-reduces among replicas whose messages take exp(spread z), z standard normal.
 
@@ -124,7 +141,7 @@ def balanced_steps(inner_steps: int, speed: float) -> int:
     return max(1, round(inner_steps * speed))
 
 
-def idle_share(
+def waiting(
     speeds: Sequence[float],
     inner_steps: int,
     how: How,
@@ -134,8 +151,8 @@ def idle_share(
     balance: bool = False,
     rounds: int = 100,
     seed: int = 0,
-) -> float:
-    """The share of their time in which replicas wait: for a random partner, or for all. Simulated.
+) -> Waiting:
+    """How long replicas wait after each round: for a random partner, or for all. Simulated.
 
     Args:
         speeds: of each replica, 1 = the fastest.
@@ -169,7 +186,8 @@ def idle_share(
             clock[one] = np.maximum(sent[one], sent[other] + hops[other, one])
         elif how != "none":
             clock = np.maximum(clock, clock.max() + hops.max())
-    return float(1 - busy.sum() / clock.sum())
+    idle = tuple(float(share) for share in 1 - busy / clock)
+    return Waiting(idle=idle, round_steps=float(clock.max()) / rounds)
 
 
 def _around(count: int, hop: Hop) -> Floats:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from talkoot.plan.exchange import How, hop_seconds, idle_share, sync_on
+from talkoot.plan.exchange import How, Waiting, hop_seconds, sync_on, waiting
 from talkoot.plan.spread import MARGIN, best_pull, contraction, largest_pull, predicted_ratio
 from talkoot.world.links import Network
 
@@ -127,8 +127,9 @@ class MixingOutlook(msgspec.Struct, frozen=True, kw_only=True):
         ddp_sent_bytes_per_step: what agreeing on every step's gradient would take instead, in float32.
         exchange_s: of one exchange on these links, latency and bandwidth, once everybody is ready.
         ring_s: what the same message takes along a ring of all; None where it goes that way already.
-        round_s: of a replica's computing in a round.
-        idle_share: share of the time in which replicas wait, if every step takes a replica as long. Simulated.
+        round_s: what a round takes in all, waits included. Simulated.
+        idle: share of the time in which each replica waits, by name, if each of its steps takes as long. Simulated.
+        idle_share: mean of that.
         uneven_idle_share: the same if step times are log-normal, their logarithms' deviation 0.5. Simulated.
         spread: None where all replicas start every round from the same weights, or never mix.
     """
@@ -141,6 +142,7 @@ class MixingOutlook(msgspec.Struct, frozen=True, kw_only=True):
     exchange_s: float
     ring_s: float | None
     round_s: float
+    idle: dict[str, float]
     idle_share: float
     uneven_idle_share: float
     spread: Spread | None
@@ -159,8 +161,8 @@ def outlook(mixture: Mixture) -> MixingOutlook:
     late = hop_s / mixture.step_s - mixture.overlap / np.array(speeds)
     late = np.where(late > 0, mixture.fragments * late, late)
 
-    def idle(step_spread: float) -> float:
-        return idle_share(
+    def wait(step_spread: float) -> Waiting:
+        return waiting(
             speeds,
             mixture.inner_steps,
             mixture.how,
@@ -170,6 +172,7 @@ def outlook(mixture: Mixture) -> MixingOutlook:
             seed=mixture.seed,
         )
 
+    even = wait(0.0)
     return MixingOutlook(
         how=mixture.how,
         replicas=len(names),
@@ -178,9 +181,10 @@ def outlook(mixture: Mixture) -> MixingOutlook:
         ddp_sent_bytes_per_step=sent_bytes("direct", len(names), message_bytes("float32", mixture.values, 1.0)),
         exchange_s=exchange_s,
         ring_s=None if mixture.how == "ring" else sync_on(mixture.network, names, part, "ring"),
-        round_s=mixture.inner_steps * mixture.step_s,
-        idle_share=idle(0.0),
-        uneven_idle_share=idle(USUAL_STEP_SPREAD),
+        round_s=even.round_steps * mixture.step_s,
+        idle=dict(zip(names, even.idle, strict=True)),
+        idle_share=even.idle_share,
+        uneven_idle_share=wait(USUAL_STEP_SPREAD).idle_share,
         spread=_spread(mixture),
     )
 

@@ -22,6 +22,7 @@ BLOCK = 256  # numbers under one scale of int8
 CHUNK = 4096  # numbers among which sparse chooses
 LEVEL_BYTES = 4  # that a block's scale, or a chunk's magnitudes take
 WORD_BITS = 14  # of a number that sparse keeps: 12 of index, 2 of value
+MOST_ROUNDS = 200  # that are simulated; later ones are like these
 USUAL_STEP_SPREAD = 0.5  # of step times' logarithm, where machines are shared; as published simulations take it
 
 
@@ -74,6 +75,7 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
         fragments: parts in which a message travels, at different times of a round; waits for them add up.
         overlap: inner steps that go on while a message travels.
         law, momentum, outer_rate, pull: see :mod:`talkoot.plan.spread`; without a law replicas cannot drift apart.
+        rounds: in the run; after the first ones, waits are a little longer.
         seed: of what is simulated.
     """
 
@@ -92,6 +94,7 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float = 0.0
     outer_rate: float = 1.0
     pull: float = 0.0
+    rounds: int = 100
     seed: int = 0
 
 
@@ -169,6 +172,7 @@ def outlook(mixture: Mixture) -> MixingOutlook:
             hop_steps=late,
             step_spread=step_spread,
             balance=mixture.balance,
+            rounds=min(mixture.rounds, MOST_ROUNDS),
             seed=mixture.seed,
         )
 

@@ -56,5 +56,6 @@ def mixture_of(recipe: Recipe, config: ModelConfig, network: Network | None = No
         momentum=mixing.momentum or 0.0,
         outer_rate=1.0 if mixing.outer_rate is None else mixing.outer_rate,  # plain averaging
         pull=1.0 if mixing.pull is None else mixing.pull,
+        rounds=-(-recipe.train.steps // mixing.inner_steps),
         seed=recipe.seed,
     )

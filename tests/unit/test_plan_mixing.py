@@ -93,6 +93,8 @@ def test_rules_find_their_way():
     assert found["diloco"] == "tree"
     assert found["sparseloco"] == "gather"
     assert found["none"] == "none"
+    with pytest.raises(ValueError, match="broadcast"):
+        way("all", "broadcast", gather=False)
 
 
 # -- latencies ------------------------------------------------------------------------------------------------

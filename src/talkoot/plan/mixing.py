@@ -8,7 +8,7 @@ gathering sends P b (N - 1), which only pays for messages that are a small part 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -209,10 +209,17 @@ def _spread(mixture: Mixture) -> Spread | None:
 
 
 def way(partners: str, collective: str, *, gather: bool) -> How:
-    """How the messages of a rule with such attributes travel, ``collective`` being the recipe's choice."""
-    if partners == "none":
-        return "none"
-    if partners == "pair":
-        return "pair"
-    ways: Sequence[How] = ("ring", "tree", "direct")
-    return "gather" if gather else next(known for known in ways if known == collective)
+    """How a rule's messages travel.
+
+    Args:
+        partners, gather: the rule's attributes; see :class:`~talkoot.train.mixing.rule.RoundRule`.
+        collective: the recipe's choice, which counts for groups of all.
+
+    Raises:
+        ValueError: there is no such way.
+    """
+    chosen = ("gather" if gather else collective) if partners == "all" else partners
+    for known in get_args(How):
+        if known == chosen:
+            return known
+    raise ValueError(f"no message travels by {chosen!r}")

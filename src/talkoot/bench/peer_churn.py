@@ -219,7 +219,7 @@ def run(
         for crash in crashes[step] if step < len(crashes) else ():
             lead.world.spawn(_strike(lead, crash, undisturbed_s), "crash")
 
-    found = rehearse(recipe, size.config, at_commit=at_commit, diary=True)
+    found = rehearse(recipe, size.config, at_commit=at_commit, diary=True, free_states=True)
     return accounts(found, recipe, size)
 
 

@@ -116,8 +116,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recipe_of(arm: Arm, place: Place, seed: int) -> Recipe:
-    """The run as a user would write it."""
-    profile = named_network(place.network, place.replicas)
+    """The run as a user would write it; on the links alone, without what other software adds to each message."""
+    profile = msgspec.structs.replace(named_network(place.network, place.replicas), hop_overhead_s=0.0)
     names = tuple(node.name for node in profile.nodes)
     return Recipe(
         name="mixing",

@@ -118,9 +118,13 @@ class BlankStage:
 
     Args:
         config, first, last, recipe: as for a real stage; sizes and flops follow from them.
+        free_states: sending its state costs nothing.
     """
 
-    def __init__(self, config: ModelConfig, first: int, last: int, recipe: Recipe) -> None:
+    def __init__(
+        self, config: ModelConfig, first: int, last: int, recipe: Recipe, *, free_states: bool = False
+    ) -> None:
+        self._free_states = free_states
         self.turns = 2
         self.forward_flops, self.loss_flops = stage_flops(config, first, last, recipe)
         self.num_values = sum(config.layer_parameters()[index] for index in config.held(first, last))
@@ -178,7 +182,7 @@ class BlankStage:
         pass
 
     def pack(self, kinds: Sequence[str] = KINDS) -> Sequence[Frame]:
-        return [Blank(4 * self.num_values * len(set(kinds) - {"count"}))]
+        return [Blank(0 if self._free_states else 4 * self.num_values * len(set(kinds) - {"count"}))]
 
     def finite(self) -> bool:
         return True

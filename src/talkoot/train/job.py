@@ -15,6 +15,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tokens: folder of the packed text; None = the tensor-free rehearsal.
         tokens_digest: of its content; a peer with other text refuses to work.
+        free_states: in a tensor-free rehearsal, a state on its way to a newcomer costs nothing.
         held_out_batches: how many there are to evaluate on.
     """
 
@@ -23,12 +24,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tokens: str | None = None
     tokens_digest: str = ""
     held_out_batches: int = 0
+    free_states: bool = False
 
 
 def make_stage(job: Job, first: int, last: int) -> StageCompute:
     """The stage's arithmetic: with tensors, or without where the job has no text."""
     if job.tokens is None:
-        return BlankStage(job.config, first, last, job.recipe)
+        return BlankStage(job.config, first, last, job.recipe, free_states=job.free_states)
     import torch
 
     from talkoot.train.prepare import open_windows

@@ -58,6 +58,7 @@ def rehearse(
     at_commit: Callable[[Any, int], None] = lambda lead, step: None,
     started: Callable[[Simulation], None] = lambda simulation: None,
     diary: bool = False,
+    free_states: bool = False,
 ) -> Rehearsal:
     """Run ``recipe`` on the model shape ``config`` without computing anything.
 
@@ -66,6 +67,7 @@ def rehearse(
         at_commit: called with the lead and a step when that step is in the log; it may plan disturbances.
         started: called with the simulation before anything happens in it; it may plan disturbances, too.
         diary: take down every computation.
+        free_states: whoever takes a seat has its state at once.
     """
     check_methods(recipe)
     simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops, diary=diary)
@@ -85,7 +87,7 @@ def rehearse(
                 at_commit(lead, entry.receipt.step)
 
         OBSERVER.set(observe)
-        job, kind = Job(recipe=recipe, config=config), lead_for(recipe)
+        job, kind = Job(recipe=recipe, config=config, free_states=free_states), lead_for(recipe)
         lead = kind(world, job, cut_stages(config, recipe), Log(None), observer=observe)
         await begin(lead)
         await world.dismiss()

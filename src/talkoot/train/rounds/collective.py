@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from talkoot.core.ids import PeerId
 from talkoot.core.registry import Registry
 from talkoot.train.rounds.messages import Ask, Key, Part, Standing
-from talkoot.train.rounds.replica import Exchange
 from talkoot.world.api import Frame
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def receive(peer: Trainer, sender: PeerId, key: Key, hop: int) -> Sequence
         message = message or peer.mail.take(key, "part", sender, hop)
         return message is not None or peer.broken(key)
 
-    if not await peer.wait(heard, peer.job.recipe.train.patience_s) or message is None:
+    if not await peer.mail.until(heard, peer.job.recipe.train.patience_s) or message is None:
         raise Broken
     return message.frames
 
@@ -122,35 +121,30 @@ async def gather(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
         replica.add(at, 0, 1, part)
 
 
-async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> None:
-    """Form the mean and merge it.
+async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> int:
+    """Form the sum of all messages; returns of how many it is.
 
     Args:
-        first: this is the first exchange in its view: ask who has the mean of this round from the view before.
+        first: this is the first exchange in its view: ask who has the sum of this round from the view before.
 
     Raises:
         Broken: begin again in the newest view.
     """
-    at = (key.round, key.fragment)
+    at, of = (key.round, key.fragment), 0
     if len(members) > 1 and first:
         of, given = await _ask(peer, key, members)
         if of:
             peer.replica.put(at, 0, 1, given)
-            await _finish(peer, at, of)
-            return
-    if len(members) > 1:
-        await how(peer, key, members)
-    if peer.broken(key):  # somebody may have been promised that this does not happen any more
-        raise Broken
-    await _finish(peer, at, len(members))
-
-
-async def _finish(peer: Trainer, at: Exchange, members: int) -> None:
-    """Merge, and remember of how many the sum is, for whoever may have missed it."""
-    await peer.crunch(lambda: peer.replica.finish(at, members), peer.replica.num_values)
-    peer.sums[at] = members
+    if not of:
+        of = len(members)
+        if of > 1:
+            await how(peer, key, members)
+        if peer.broken(key):  # somebody may have been promised that this does not happen any more
+            raise Broken
+    peer.sums[at] = of
     for old in [other for other in peer.sums if other[0] < at[0] - 1]:
         del peer.sums[old]
+    return of
 
 
 async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> tuple[int, Sequence[Frame]]:
@@ -167,7 +161,7 @@ async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> tuple[int,
             message = message or peer.mail.take(key, "standing", member)
             return message is not None or peer.broken(key)
 
-        if not await peer.wait(heard, peer.job.recipe.train.patience_s) or message is None:
+        if not await peer.mail.until(heard, peer.job.recipe.train.patience_s) or message is None:
             raise Broken
         if not found[0]:
             found = max(0, message.read(Standing).of), message.frames

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from talkoot.train.rounds.trainer import Trainer
 
 
+class Mean(NamedTuple):
+    """The mean of all on its way: a task that ends with how many it is of."""
+
+    key: Key
+    forming: asyncio.Task[int]
+
+
 class Exchanges:
     """One replica's exchanges, from the message to the merge."""
 
@@ -25,12 +33,12 @@ class Exchanges:
         self._trainer = trainer
         self._agreed_in = 0  # the view of the last agreement of all
         self._swaps: list[Swap] = []  # whose outcome is not settled
-        self._due: list[tuple[int, Swap | None, Key]] = []  # merges to come, and after how many inner steps
+        self._due: list[tuple[int, Swap | Mean]] = []  # merges to come, and after how many inner steps
 
     @property
     def oldest(self) -> int:
         """The oldest round of which anything is under way."""
-        rounds = [key.round for _, _, key in self._due] + [swap.key.round for swap in self._swaps]
+        rounds = [due.key.round for _, due in self._due] + [swap.key.round for swap in self._swaps]
         return min([*rounds, self._trainer.round])
 
     def enter(self, view: int) -> None:
@@ -44,7 +52,7 @@ class Exchanges:
         for fragment in range(fragments):
             if done == max(1, steps * (fragment + 1) // fragments):
                 begun += await self._begin(fragment)
-        self._due = [(left - 1, swap, key) for left, swap, key in self._due]
+        self._due = [(left - 1, due) for left, due in self._due]
         await self._merge(0)
         await self.settle(wait=False)
         return begun
@@ -58,7 +66,8 @@ class Exchanges:
         if trainer.rule.partners == "all":
             key, weight = Key(trainer.round, fragment, view.number), _weight(list(places.values()), me)
             await trainer.crunch(lambda: replica.message((key.round, fragment), weight), replica.num_values)
-            self._due.append((delay, None, key))
+            # It forms while inner steps go on.
+            self._due.append((delay, Mean(key, trainer.world.spawn(self._agree(key), "mean"))))
             return []
         partner = None
         if trainer.rule.partners == "pair" and me in places:
@@ -70,20 +79,25 @@ class Exchanges:
         key = Key(trainer.round, fragment, zlib.crc32(" ".join(sorted(places)).encode()))
         swap = Swap(trainer, key, PeerId(partner.peer) if partner else None, partner.name if partner else "", weight)
         await swap.begin()
-        self._due.append((delay, swap, key))
+        self._due.append((delay, swap))
         self._swaps.append(swap)
         return [swap]
 
     async def _merge(self, below: float) -> None:
         """Everything that is due in fewer inner steps, in order."""
         while ready := [one for one in self._due if one[0] < below]:
-            _, swap, key = ready[0]
-            await (swap.merge() if swap is not None else self._agree(key))
+            _, due = ready[0]
+            await (due.merge() if isinstance(due, Swap) else self._merge_mean(due))
             self._due.remove(ready[0])
             await self._trainer.reached("idle")
 
-    async def _agree(self, key: Key) -> None:
-        """Merge the mean of all, however often the group changes on the way."""
+    async def _merge_mean(self, mean: Mean) -> None:
+        trainer, at = self._trainer, (mean.key.round, mean.key.fragment)
+        of = await trainer.waiting(mean.forming)
+        await trainer.crunch(lambda: trainer.replica.finish(at, of), trainer.replica.num_values)
+
+    async def _agree(self, key: Key) -> int:
+        """Form the sum of all, however often the group changes on the way; returns of how many it is."""
         trainer = self._trainer
         how = gather if trainer.rule.gather else collectives[trainer.mixing.collective]
         patience_s = trainer.job.recipe.train.patience_s
@@ -94,12 +108,12 @@ class Exchanges:
             try:
                 if trainer.broken(key):
                     raise Broken
-                await agree(trainer, key, members, how, first=view.number != self._agreed_in)
+                of = await agree(trainer, key, members, how, first=view.number != self._agreed_in)
                 self._agreed_in = view.number
-                return
+                return of
             except Broken:
                 # The lead says who is left.
-                if not await trainer.wait(lambda number=view.number: trainer.view.number > number, patience_s):
+                if not await trainer.mail.until(lambda number=view.number: trainer.view.number > number, patience_s):
                     raise TalkootError(
                         "a round cannot be completed",
                         where=f"round {key.round} of {trainer.world.name}",

@@ -13,7 +13,7 @@ from talkoot.train.recipe import Recipe
 from talkoot.world.api import Blank, Frame
 
 UPDATE_FLOPS = 12.0  # per parameter: AdamW's arithmetic
-SAMPLED = 256  # coordinates, of slow weights and of outer gradients, that travel with a message for telemetry
+SAMPLE = (16, 256, 256)  # for telemetry: at least, at most, and of how many numbers one
 Exchange = tuple[int, int]  # round and fragment
 
 
@@ -131,6 +131,12 @@ def share(recipe: Recipe) -> int:
     return recipe.train.microbatches // len(recipe.swarm.peers)
 
 
+def sampled(count: int) -> int:
+    """How many of so many slow weights, and of outer gradients, travel with a message for telemetry."""
+    least, most, of = SAMPLE
+    return max(least, min(most, count // of))
+
+
 class BlankReplica:
     """A replica that computes nothing and knows only its costs: for rehearsals in virtual time."""
 
@@ -148,7 +154,7 @@ class BlankReplica:
         return 0.0
 
     def message(self, key: Exchange, weight: float) -> list[Frame]:
-        return [*self.part(key, 0, 1), Blank(8 * SAMPLED)]
+        return [*self.part(key, 0, 1), Blank(8 * sampled(self.num_values // self.fragments))]
 
     def merge(self, key: Exchange, frames: Sequence[Frame] | None) -> Apart | None:
         return None

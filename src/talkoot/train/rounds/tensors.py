@@ -20,7 +20,7 @@ from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.job import Job, make_stage
 from talkoot.train.mixing import RoundRule, settled, wires
 from talkoot.train.mixing.codecs import codecs
-from talkoot.train.rounds.replica import SAMPLED, Apart, Exchange, Unmergeable, costs, share, slots
+from talkoot.train.rounds.replica import Apart, Exchange, Unmergeable, costs, sampled, share, slots
 from talkoot.train.seating import scale_of
 from talkoot.train.tensors import TensorStage
 from talkoot.world.api import Frame
@@ -150,7 +150,7 @@ class TensorReplica:
 
     def _sample(self, key: Exchange, count: int) -> Tensor:
         seed = hashlib.blake2b(repr((self._recipe.seed, key)).encode(), digest_size=8).digest()
-        chosen = np.random.default_rng(int.from_bytes(seed, "big")).integers(0, count, SAMPLED)
+        chosen = np.random.default_rng(int.from_bytes(seed, "big")).integers(0, count, sampled(count))
         return torch.from_numpy(chosen)
 
     def merge(self, key: Exchange, frames: Sequence[Frame] | None) -> Apart | None:
@@ -160,7 +160,7 @@ class TensorReplica:
             return None
         try:
             theirs = self._decode(frames[:-1], held.own)
-            samples = from_frame(frames[-1], torch.float32, (2, SAMPLED), torch.device("cpu"))
+            samples = from_frame(frames[-1], torch.float32, (2, held.samples.shape[1]), torch.device("cpu"))
         except (ValueError, TalkootError, IndexError) as problem:
             raise Unmergeable(f"it cannot be read: {problem}") from problem
         square = sum(float((one - two).double().square().sum()) for one, two in zip(held.own, theirs, strict=True))

@@ -6,7 +6,7 @@ Nothing here waits for the lead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -92,9 +92,13 @@ class Trainer:
 
     async def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Wait for others; False when it took too long."""
+        return await self.waiting(self.mail.until(ready, seconds))
+
+    async def waiting(self, work: Awaitable[T]) -> T:
+        """What others have to do with counts as waiting."""
         started = self.world.now()
         try:
-            return await self.mail.until(ready, seconds)
+            return await work
         finally:
             self._wait_s += self.world.now() - started
 

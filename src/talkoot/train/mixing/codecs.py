@@ -92,7 +92,7 @@ class Blocks:
         # A block of zeros, or of numbers so small that its scale is zero, becomes zeros.
         levels = (blocks / scales.where(scales > 0, 1.0)[:, None]).round_().clamp_(-127, 127)
         parts = [scales, levels.to(torch.int8).view(-1)[:count]]
-        return to_frame(torch.cat([part.view(torch.uint8) for part in parts]))
+        return to_frame(torch.cat([part.cpu().view(torch.uint8) for part in parts]))
 
     def decode(self, frame: Frame, count: int, knobs: Mixing, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         data = _copied(_bytes_of(frame, self.size(count, knobs)))
@@ -141,21 +141,22 @@ def _chunk_bytes(length: int, knobs: Mixing) -> int:
 def _pack(chunks: Tensor, kept: int) -> Bytes:
     """Chunks (C, length) as records, one in each row."""
     sizes, places = chunks.abs().topk(kept, dim=1)  # descending
+    minus = chunks.gather(1, places).signbit().cpu().to(torch.int64)
+    sizes, places = sizes.cpu(), places.cpu()
     # With the cut after j of k numbers, the squared error is a constant - head^2 / j - tail^2 / (k - j).
     head = sizes.to(torch.float64).cumsum(1)
     total = head[:, -1:]
-    number = torch.arange(1, kept + 1, device=chunks.device)
+    number = torch.arange(1, kept + 1)
     gain = head.square() / number + (total - head).square() / (kept - number).clamp(min=1)
     cut = gain.argmax(1, keepdim=True)  # the last one counted as high
     top = head.gather(1, cut)
     high = top / (cut + 1)
     low = torch.where(cut < kept - 1, (total - top) / (kept - 1 - cut).clamp(min=1), high)
-    levels = torch.cat([low, high], 1).to(torch.bfloat16).view(torch.uint8).cpu().numpy()
+    levels = torch.cat([low, high], 1).to(torch.bfloat16).view(torch.uint8).numpy()
 
     is_high = (number - 1 <= cut).to(torch.int64)
-    minus = chunks.gather(1, places).signbit().to(torch.int64)
     words, _ = ((places << 2) | (minus << 1) | is_high).sort(1)  # ascending by index, which is in the upper bits
-    bits = words.cpu().numpy().astype(">u2").view(np.uint8).reshape(len(chunks), kept, 2)
+    bits = words.numpy().astype(">u2").view(np.uint8).reshape(len(chunks), kept, 2)
     bits = np.unpackbits(bits, axis=2)[:, :, 16 - WORD_BITS :].reshape(len(chunks), -1)
     return np.concatenate([levels, np.packbits(bits, axis=1)], axis=1)
 

@@ -55,6 +55,8 @@ class Ensemble:
                 fast = mine.slow + progress[i]
                 sent.append(self.rule.message(self.knobs, mine.slow, mine.buffers, fast, weights[i]))
                 assert torch.equal(mine.slow, before)
+                kept = {tensor.data_ptr() for tensor in (mine.slow, fast, *mine.buffers.values())}
+                assert kept.isdisjoint(vector.data_ptr() for vector in sent[-1])  # it travels while they change
                 weighted[i] = weights[i] * progress[i]
             for i, message in zip(group, sent, strict=True):
                 self.rule.sent(self.knobs, self.replicas[i].buffers, message, message)

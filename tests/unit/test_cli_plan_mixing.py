@@ -40,7 +40,7 @@ def test_a_plan_says_what_mixing_sends_and_how_far_replicas_drift_apart(plan):
     busy = [peer["busy_share"] for peer in view["peers"].values()]
     assert sum(busy) / 8 == pytest.approx(1 - mixing["idle_share"])
     assert view["predicted_step_seconds"] == pytest.approx(mixing["round_s"] / 50)
-    assert view["stages"][0]["state_bytes"] == (16 + 8) * values  # slow weights and a velocity besides
+    assert view["stages"][0]["state_bytes"] == (16 + 12) * values  # slow weights, velocity, rounding
 
 
 @pytest.mark.parametrize("rule", ["noloco", "noloco-literal", "noloco-nesterov", "epidemic", "diloco", "streaming"])

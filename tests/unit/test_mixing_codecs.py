@@ -10,8 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from talkoot.plan.mixing import BLOCK, CHUNK, message_bytes
 from talkoot.train.mixing import mixing_rules, settled, wires
-from talkoot.train.mixing.codecs import BLOCK, CHUNK, codecs
+from talkoot.train.mixing.codecs import codecs
 from talkoot.train.sections import Mixing
 from talkoot.world.api import Blank
 
@@ -43,7 +44,7 @@ def test_a_frame_has_the_size_that_the_count_says(name, count):
                 for length in [CHUNK] * (count // CHUNK) + [count % CHUNK] * bool(count % CHUNK)
             ),
         }[name]
-        assert len(frame) == codecs[name].size(count, knobs) == expected
+        assert len(frame) == message_bytes(name, count, density) == expected
 
 
 @pytest.mark.parametrize("name", list(codecs))
@@ -183,7 +184,7 @@ def test_padding_must_be_zero():
 @given(st.data(), st.sampled_from(list(codecs)), st.integers(0, 300), st.sampled_from([0.004, 0.02, 1.0]))
 def test_garbage_is_read_or_refused_and_nothing_else(data, name, count, density):
     knobs = Mixing(density=density)
-    length = data.draw(st.sampled_from([codecs[name].size(count, knobs), data.draw(st.integers(0, 400))]))
+    length = data.draw(st.sampled_from([message_bytes(name, count, density), data.draw(st.integers(0, 400))]))
     garbage = data.draw(st.binary(min_size=length, max_size=length))
     try:
         read = codecs[name].decode(garbage, count, knobs, torch.float32, "cpu")

@@ -1,4 +1,6 @@
-"""How flat vectors travel between replicas: each codec is a fixed layout of bytes, whose size follows from the count.
+"""How flat vectors travel between replicas: each codec is a fixed layout of bytes.
+
+The size follows from the count; :func:`talkoot.plan.mixing.message_bytes` knows it without tensors.
 
 - ``float32``, ``bfloat16``: the numbers, rounded to nearest.
 - ``int8``: blocks of 256 numbers. First one float32 scale for each block, its largest magnitude / 127; then all numbers
@@ -24,24 +26,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from talkoot.core.registry import Registry
+from talkoot.plan.mixing import BLOCK, CHUNK, LEVEL_BYTES, WORD_BITS, message_bytes
 from talkoot.train.frames import to_frame
 from talkoot.train.sections import Mixing
 from talkoot.world.api import Blank, Frame, frame_bytes
-
-BLOCK = 256  # numbers under one scale of int8
-CHUNK = 4096  # numbers among which sparse chooses; an index takes 12 bits
-INDEX_BITS, WORD_BITS = 12, 14
-LEVEL_BYTES = 4  # of a chunk's two magnitudes
 
 Bytes = NDArray[np.uint8]
 
 
 class Codec(Protocol):
     """A layout of flat vectors as bytes."""
-
-    def size(self, count: int, knobs: Mixing) -> int:
-        """Bytes that a vector of ``count`` numbers takes."""
-        ...
 
     def encode(self, vector: Tensor, knobs: Mixing) -> Frame:
         """The vector (1-D, floating point, on any device) as bytes; it must not change while they travel.
@@ -65,25 +59,19 @@ codecs: Registry[Codec] = Registry("codec")
 class Plain:
     """Numbers of one type; see the module's text. float32 on the CPU travels without a copy."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def size(self, count: int, knobs: Mixing) -> int:
-        return count * self._dtype.itemsize
+    def __init__(self, name: str) -> None:
+        self._name, self._dtype = name, getattr(torch, name)
 
     def encode(self, vector: Tensor, knobs: Mixing) -> Frame:
         return to_frame(vector.to(self._dtype))
 
     def decode(self, frame: Frame, count: int, knobs: Mixing, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        data = _copied(_bytes_of(frame, self.size(count, knobs)))
+        data = _copied(_bytes_of(frame, message_bytes(self._name, count, knobs.density)))
         return _finite(data.view(self._dtype)).to(device, dtype)
 
 
 class Blocks:
     """8-bit integers with a scale for each block; see the module's text."""
-
-    def size(self, count: int, knobs: Mixing) -> int:
-        return count + 4 * -(-count // BLOCK)
 
     def encode(self, vector: Tensor, knobs: Mixing) -> Frame:
         count = len(vector)
@@ -92,10 +80,10 @@ class Blocks:
         # A block of zeros, or of numbers so small that its scale is zero, becomes zeros.
         levels = (blocks / scales.where(scales > 0, 1.0)[:, None]).round_().clamp_(-127, 127)
         parts = [scales, levels.to(torch.int8).view(-1)[:count]]
-        return to_frame(torch.cat([part.view(torch.uint8) for part in parts]))
+        return to_frame(torch.cat([part.cpu().view(torch.uint8) for part in parts]))
 
     def decode(self, frame: Frame, count: int, knobs: Mixing, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        data = _copied(_bytes_of(frame, self.size(count, knobs)))
+        data = _copied(_bytes_of(frame, message_bytes("int8", count, knobs.density)))
         scales = data[: len(data) - count].view(torch.float32)
         levels = data[len(data) - count :].view(torch.int8)
         if not bool((scales >= 0).all()):  # not a number is refused here as well
@@ -109,10 +97,6 @@ class Blocks:
 class Sparse:
     """The largest numbers of each chunk in 14 bits each; see the module's text."""
 
-    def size(self, count: int, knobs: Mixing) -> int:
-        whole, rest = divmod(count, CHUNK)
-        return whole * _chunk_bytes(CHUNK, knobs) + (_chunk_bytes(rest, knobs) if rest else 0)
-
     def encode(self, vector: Tensor, knobs: Mixing) -> Frame:
         vector = vector.to(torch.float32)
         whole = len(vector) // CHUNK * CHUNK
@@ -120,9 +104,9 @@ class Sparse:
         return b"".join(_pack(part, _kept(part.shape[1], knobs)).tobytes() for part in parts if part.numel())
 
     def decode(self, frame: Frame, count: int, knobs: Mixing, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        data = _bytes_of(frame, self.size(count, knobs))
+        data = _bytes_of(frame, message_bytes("sparse", count, knobs.density))
         whole, rest = divmod(count, CHUNK)
-        cut = whole * _chunk_bytes(CHUNK, knobs)
+        cut = message_bytes("sparse", whole * CHUNK, knobs.density)
         parts = [(data[:cut].reshape(whole, -1), CHUNK)] if whole else []
         parts += [(data[cut:].reshape(1, -1), rest)] if rest else []
         chunks = [_unpack(records, length, _kept(length, knobs)).view(-1) for records, length in parts]
@@ -134,28 +118,25 @@ def _kept(length: int, knobs: Mixing) -> int:
     return max(1, round(knobs.density * length))
 
 
-def _chunk_bytes(length: int, knobs: Mixing) -> int:
-    return LEVEL_BYTES + -(-WORD_BITS * _kept(length, knobs) // 8)
-
-
 def _pack(chunks: Tensor, kept: int) -> Bytes:
     """Chunks (C, length) as records, one in each row."""
     sizes, places = chunks.abs().topk(kept, dim=1)  # descending
+    minus = chunks.gather(1, places).signbit().cpu().to(torch.int64)
+    sizes, places = sizes.cpu(), places.cpu()
     # With the cut after j of k numbers, the squared error is a constant - head^2 / j - tail^2 / (k - j).
     head = sizes.to(torch.float64).cumsum(1)
     total = head[:, -1:]
-    number = torch.arange(1, kept + 1, device=chunks.device)
+    number = torch.arange(1, kept + 1)
     gain = head.square() / number + (total - head).square() / (kept - number).clamp(min=1)
     cut = gain.argmax(1, keepdim=True)  # the last one counted as high
     top = head.gather(1, cut)
     high = top / (cut + 1)
     low = torch.where(cut < kept - 1, (total - top) / (kept - 1 - cut).clamp(min=1), high)
-    levels = torch.cat([low, high], 1).to(torch.bfloat16).view(torch.uint8).cpu().numpy()
+    levels = torch.cat([low, high], 1).to(torch.bfloat16).view(torch.uint8).numpy()
 
     is_high = (number - 1 <= cut).to(torch.int64)
-    minus = chunks.gather(1, places).signbit().to(torch.int64)
     words, _ = ((places << 2) | (minus << 1) | is_high).sort(1)  # ascending by index, which is in the upper bits
-    bits = words.cpu().numpy().astype(">u2").view(np.uint8).reshape(len(chunks), kept, 2)
+    bits = words.numpy().astype(">u2").view(np.uint8).reshape(len(chunks), kept, 2)
     bits = np.unpackbits(bits, axis=2)[:, :, 16 - WORD_BITS :].reshape(len(chunks), -1)
     return np.concatenate([levels, np.packbits(bits, axis=1)], axis=1)
 
@@ -203,7 +184,7 @@ def _finite(values: Tensor) -> Tensor:
     return values
 
 
-codecs.register("float32")(Plain(torch.float32))
-codecs.register("bfloat16")(Plain(torch.bfloat16))
+codecs.register("float32")(Plain("float32"))
+codecs.register("bfloat16")(Plain("bfloat16"))
 codecs.register("int8")(Blocks())
 codecs.register("sparse")(Sparse())

@@ -16,6 +16,10 @@ has the opposite one. Three names:
 Heavy ball with alpha 0.5, beta 0.7, gamma 0.7 is the released configuration. Progress counts by its tokens and slow
 weights count equally; so the mean over all replicas follows DiLoCo's trajectory, driven by the same progress, whoever
 meets whom. Alone, a replica takes DiLoCo's step by itself.
+
+Coarse numbers on the wire do not disturb that mean: each replica adds what its own message lost to its own step (as in
+average-preserving gossip with quantized messages; Frasca et al., 2009). Then an error only moves two partners apart,
+which the pull undoes, and alone there is none. Without that, slow weights creep to values that the wire can express.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ class PairPull(PlainRule):
 
     partners: Partners = "pair"
     contents: tuple[Content, ...] = ("weights",)
-    buffers: tuple[str, ...] = ("velocity",)
+    buffers: tuple[str, ...] = ("velocity", "rounding")
 
     def __init__(self, move: Move, law: str, defaults: Mapping[str, float | int | str]) -> None:
         self._move, self.law, self.defaults = move, law, defaults
@@ -50,8 +54,11 @@ class PairPull(PlainRule):
         rate, pull = weight * given(knobs.outer_rate), given(knobs.pull)
         return [(slow * (pull - rate)).add_(fast, alpha=rate)]
 
+    def sent(self, knobs: Mixing, buffers: Buffers, vectors: Sequence[Tensor], arrived: Sequence[Tensor]) -> None:
+        buffers["rounding"].copy_(vectors[0]).sub_(arrived[0])
+
     def merge(self, knobs: Mixing, slow: Tensor, buffers: Buffers, means: Sequence[Tensor]) -> None:
-        step = means[0].sub(slow, alpha=given(knobs.pull))
+        step = means[0].sub(slow, alpha=given(knobs.pull)).add_(buffers["rounding"])
         self._move(slow, buffers["velocity"], step, given(knobs.momentum))
 
 
@@ -63,8 +70,13 @@ class PairPullInTwo(PairPull):
     def message(self, knobs: Mixing, slow: Tensor, buffers: Buffers, fast: Tensor, weight: float) -> list[Tensor]:
         return [(fast - slow).mul_(weight), slow.clone()]
 
+    def sent(self, knobs: Mixing, buffers: Buffers, vectors: Sequence[Tensor], arrived: Sequence[Tensor]) -> None:
+        progress, weights = (whole - part for whole, part in zip(vectors, arrived, strict=True))
+        buffers["rounding"].copy_(progress.mul_(given(knobs.outer_rate)).add_(weights, alpha=given(knobs.pull)))
+
     def merge(self, knobs: Mixing, slow: Tensor, buffers: Buffers, means: Sequence[Tensor]) -> None:
         step = (means[1] - slow).mul_(given(knobs.pull)).add_(means[0], alpha=given(knobs.outer_rate))
+        step.add_(buffers["rounding"])
         self._move(slow, buffers["velocity"], step, given(knobs.momentum))
 
 

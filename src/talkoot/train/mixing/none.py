@@ -6,16 +6,28 @@ there; nothing is sent.
 
 from __future__ import annotations
 
-from talkoot.train.mixing.epidemic import PairAverage
-from talkoot.train.mixing.outer import Partners
-from talkoot.train.mixing.rule import mixing_rules
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from talkoot.train.mixing.outer import Partners, PlainRule
+from talkoot.train.mixing.rule import Buffers, Content, mixing_rules
+from talkoot.train.sections import Mixing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-class Alone(PairAverage):
+class Alone(PlainRule):
     """See the module's text; implements :class:`~talkoot.train.mixing.rule.RoundRule`."""
 
     partners: Partners = "none"
-    law = ""
+    contents: tuple[Content, ...] = ("weights",)
+
+    def message(self, knobs: Mixing, slow: Tensor, buffers: Buffers, fast: Tensor, weight: float) -> list[Tensor]:
+        return [fast.clone()]
+
+    def merge(self, knobs: Mixing, slow: Tensor, buffers: Buffers, means: Sequence[Tensor]) -> None:
+        slow.copy_(means[0])
 
 
 mixing_rules.register("none")(Alone())

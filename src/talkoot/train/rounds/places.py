@@ -92,6 +92,7 @@ class Seats(Crew):
         return tuple(Contact(place.peer, place.address) for place in found)
 
     def write_view(self) -> View:
+        """A new view, and the word for it in the log."""
         self._number += 1
         places = tuple(sorted(self.places.values(), key=lambda place: place.slot))
         facts = Viewed(

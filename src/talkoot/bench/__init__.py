@@ -10,7 +10,7 @@ from types import ModuleType
 
 from talkoot.core.errors import TalkootError, nearest
 
-_HELPERS = {"outcome"}
+_HELPERS = {"chart", "outcome"}
 
 
 def names() -> list[str]:

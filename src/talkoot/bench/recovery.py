@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from html import escape
 from typing import Any
 
 import torch
 
+from talkoot.bench.chart import chart
 from talkoot.bench.outcome import Bar, Options, Outcome, Row
 from talkoot.bench.peer_lost_stages import Setting, Trained
 from talkoot.bench.peer_recovery_arms import (
@@ -37,7 +37,6 @@ from talkoot.bench.peer_recovery_arms import (
 from talkoot.bench.peer_recovery_checks import exact_rungs, same_trajectory
 from talkoot.bench.peer_recovery_times import START_S, calibrated, deaths, mean_iteration_s
 from talkoot.plan.churn_costs import ITERATIONS, PUBLISHED, Published, expected_hours
-from talkoot.serve.draw import ticks
 from talkoot.train.recipe import Recovery
 
 CLAIM = "A lost stage comes back exactly for a few percent of the time; blending its neighbours costs more"
@@ -45,7 +44,6 @@ STEADY, AGAINST_SWAPPED = 1.05, 0.8
 SHADOW, BLEND, SWAPPED = "shadow", "blend (CheckFree)", "blend, swapped ends (CheckFree+)"
 COPY_SHARE, EDGE_SHARE = 0.75, 0.5
 QUICK = Size(target_step=60, steps=140, rates=(0.16,), seeds=(0,), merges=(), kept_moments=False)
-COLOURS = ("#3f7d5c", "#b4552d", "#2f5d8a", "#888", "#7a4b8a", "#a08020", "#c0392b", "#16a085", "#333")
 
 
 def measure(options: Options) -> Outcome:
@@ -256,33 +254,6 @@ def _drawn(found: Sequence[Measured], rate: float, seed: int) -> list[Measured]:
 
 def curves(found: Sequence[Measured], target: float) -> str:
     """Held-out loss against hours, one line per arm; each line ends where its arm has reached the target."""
-    left, top, width, height = 60, 130, 640, 320
-    arms = list(dict.fromkeys(one.arm for one in found))
-    points = [point for one in found for point in one.curve if math.isfinite(point[0])]
-    end, low, high = max(x for x, _ in points), target - 0.05, min(max(y for _, y in points), target + 1.0)
-
-    def at(x: float, y: float) -> str:
-        return f"{left + x / end * width:.1f},{top + (high - min(y, high)) / (high - low) * height:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {top + height + 50}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        '<text x="12" y="22" font-size="15" font-weight="600">Held-out loss while stages are lost, one trace</text>',
-        f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">hours</text>',
-    ]
-    for y in ticks(low, high):
-        place = at(0, y).split(",")[1]
-        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{place}" y2="{place}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{place}" dy="4" text-anchor="end">{y:.4g}</text>')
-    for hours in ticks(0.0, end):
-        place = at(hours, low).split(",")[0]
-        parts.append(f'<text x="{place}" y="{top + height + 18}" text-anchor="middle">{hours:.4g}</text>')
-    for index, arm in enumerate(arms):
-        colour = COLOURS[index % len(COLOURS)]
-        x, y = left + 330 * (index % 2), 44 + 16 * (index // 2)
-        parts.append(f'<text x="{x}" y="{y}" fill="{colour}">{escape(arm)}</text>')
-        for one in _of(found, arm):
-            line = " ".join(at(x, y) for x, y in one.curve if math.isfinite(x))
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    arms = dict.fromkeys(one.arm for one in found)
+    lines = {arm: [one.curve for one in _of(found, arm)] for arm in arms}
+    return chart("Held-out loss while stages are lost, one trace", "hours", lines, top=target + 1.0)

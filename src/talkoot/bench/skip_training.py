@@ -15,16 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from html import escape
 
 import torch
 
+from talkoot.bench.chart import chart
 from talkoot.bench.outcome import Bar, Options, Outcome, Row
 from talkoot.bench.peer_layer_orders import Arm, Setting, Trained, train
 from talkoot.plan.problem import Rules
 from talkoot.plan.published import GROUPS, MICROBATCHES, RULES, published_problem
 from talkoot.plan.search import make_plan
-from talkoot.serve.draw import ticks
 
 CLAIM = "Skipping a third of the stages trains better in the same time, and the model survives the loss of half of them"
 MOST_HALF, LEAST_CONTROL = 1.07, 2.0
@@ -33,7 +32,6 @@ HALF = 3  # of six stages
 SKIP = Arm(name="skip 33 %", visits=4, full_every=10, swaps=True)
 FULL = Arm(name="full pipeline, same time", visits=6)
 SAME_STEPS = Arm(name="full pipeline, same steps", visits=6)
-COLOURS = {SKIP.name: "#3f7d5c", FULL.name: "#b4552d", SAME_STEPS.name: "#888"}
 
 
 @cache
@@ -133,32 +131,5 @@ def _span(values: Sequence[float]) -> str:
 
 def curves(found: dict[str, list[Trained]]) -> str:
     """Loss of the whole model against simulated hours: one line per arm and seed."""
-    left, top, width, height = 60, 60, 640, 320
-    points = [point for runs in found.values() for one in runs for point in one.curve]
-    end, low, high = max(x for x, _ in points), min(y for _, y in points), max(y for _, y in points)
-    low, high = low - 0.05 * (high - low), high + 0.05 * (high - low) + 1e-9
-
-    def at(x: float, y: float) -> str:
-        return f"{left + x / end * width:.1f},{top + (high - y) / (high - low) * height:.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 30} {top + height + 50}" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        '<text x="12" y="22" font-size="15" font-weight="600">Held-out loss of the whole model, nats per byte</text>',
-        f'<text x="{left + width / 2}" y="{top + height + 40}" text-anchor="middle">simulated hours</text>',
-    ]
-    for y in ticks(low, high):
-        place = at(0, y).split(",")[1]
-        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{place}" y2="{place}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{place}" dy="4" text-anchor="end">{y:.4g}</text>')
-    for hours in ticks(0.0, end / 3600):
-        place = at(hours * 3600, low).split(",")[0]
-        parts.append(f'<text x="{place}" y="{top + height + 18}" text-anchor="middle">{hours:.4g}</text>')
-    for index, (name, runs) in enumerate(found.items()):
-        colour = COLOURS[name]
-        parts.append(f'<text x="{left + 220 * index}" y="44" fill="{colour}">{escape(name)}</text>')
-        for one in runs:
-            line = " ".join(at(x, y) for x, y in one.curve)
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    lines = {name: [[(x / 3600, y) for x, y in one.curve] for one in runs] for name, runs in found.items()}
+    return chart("Held-out loss of the whole model, nats per byte", "simulated hours", lines)

@@ -71,7 +71,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         curve: mean held-out loss of the replicas after each round.
         averaged, best: of the mean model, and of the best replica, at the end.
         slow, progress: late in the run, the variance over replicas of a slow weight and of its outer gradient.
-        round_bytes: sent per replica and round.
+        round_bytes: sent per replica and :data:`INNER` steps.
         parameters: of the model.
         idle, alone: shares of time waiting and of rounds without a partner.
         seconds: of the whole run, evaluations apart.
@@ -187,17 +187,20 @@ def _by_steps(entries: Sequence[Entry], place: Place) -> Trial:
 
 
 def _by_rounds(entries: Sequence[Entry], place: Place, evaluation_s: float) -> Trial:
-    """What each replica signed for its rounds; every one ends with an evaluation."""
+    """What each replica signed for its rounds; some end with an evaluation."""
     begin = _begin(entries)
     reports = [(e.receipt, e.receipt.read(Rounded)) for e in entries if e.receipt.op == "train.round"]
     rounds = sorted({receipt.step for receipt, _ in reports})
     curve: list[Point] = []
-    sent = 0.0
-    for number, step in enumerate(rounds):
+    sent, evaluations = 0.0, 0
+    for step in rounds:
         here = [(receipt, facts) for receipt, facts in reports if receipt.step == step]
         sent += sum(facts.sent_bytes for _, facts in here) / place.replicas
-        end = fmean(receipt.ended for receipt, _ in here) - begin - (number + 1) * evaluation_s
         losses = [facts.held_out for _, facts in here if facts.held_out is not None]
+        if not losses:
+            continue
+        evaluations += 1
+        end = fmean(receipt.ended for receipt, _ in here) - begin - evaluations * evaluation_s
         curve.append(Point(step + here[0][1].steps, end, sent, fmean(losses)))
     late = [facts for receipt, facts in reports if receipt.step >= LATE * place.steps and facts.apart is not None]
     whole = next((e.receipt.read(Averaged) for e in entries if e.receipt.op == "train.average"), None)
@@ -208,8 +211,8 @@ def _by_rounds(entries: Sequence[Entry], place: Place, evaluation_s: float) -> T
         best=whole.best if whole else None,
         slow=fmean(f.apart or 0.0 for f in late) / 2 if late else 0.0,
         progress=fmean(f.progress or 0.0 for f in late) / 2 if late else 0.0,
-        round_bytes=sent / len(rounds),
-        idle=wait / (wait + busy - len(reports) * evaluation_s),
+        round_bytes=sent * INNER / place.steps,
+        idle=wait / (wait + busy - evaluations * place.replicas * evaluation_s),
         alone=fmean(not facts.partners for _, facts in reports),
     )
 

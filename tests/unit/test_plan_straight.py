@@ -189,3 +189,23 @@ def test_a_good_plan_passes():
 def test_a_bad_plan_is_refused_with_its_first_violation(paths, orders, message):
     with pytest.raises(ValueError, match=message):
         validate(plan_of(*paths, orders=orders), SEATS, 2, 2)
+
+
+@given(swarms(), st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_random_routing_is_valid_balanced_and_never_waits_in_a_circle(swarm, step):
+    seats, num_stages, count = swarm
+    view = View(seats=seats, num_stages=num_stages, num_microbatches=count, step=step, seed=3)
+    plan, blocks = planners["shuffled"](view), planners["straight"](view)
+    validate_view(plan, view)
+    stuck, _ = play(plan, num_stages)
+    assert not stuck
+    assert Counter(h.peer for p in plan.paths for h in p.hops) == Counter(h.peer for p in blocks.paths for h in p.hops)
+    assert planners["shuffled"](view) == plan
+
+
+def test_random_routing_draws_other_ways_in_every_step():
+    seats = [Seat(f"{stage}-{index}", stage, 1.0) for stage in range(3) for index in range(4)]
+    views = [View(seats=seats, num_stages=3, num_microbatches=8, step=step) for step in range(6)]
+    ways = {tuple(tuple(hop.peer for hop in path.hops) for path in planners["shuffled"](view).paths) for view in views}
+    assert len(ways) == 6

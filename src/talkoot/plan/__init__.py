@@ -1,6 +1,6 @@
 """Pure planning: who computes what, in which order. No I/O, no clock, no torch."""
 
-from talkoot.plan import dispatch, routes, senders, straight, swapped
+from talkoot.plan import dispatch, routes, senders, shuffled, straight, swapped
 from talkoot.plan.steps import Planner, StepPlan, View, planners, validate
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "planners",
     "routes",
     "senders",
+    "shuffled",
     "straight",
     "swapped",
     "validate",

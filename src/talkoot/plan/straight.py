@@ -81,18 +81,27 @@ def one_forward_one_backward(
 
 @planners.register("straight")
 def straight(view: View) -> StepPlan:
-    """See the module's text; implements :class:`talkoot.plan.steps.Planner`.
+    """See the module's text; implements :class:`talkoot.plan.steps.Planner`."""
+    return lay_out(in_blocks(view), view)
+
+
+def in_blocks(view: View) -> list[list[PeerId]]:
+    """By stage and microbatch, who serves it: contiguous blocks in proportion to speeds."""
+    servers: list[list[PeerId]] = []
+    for stage in range(view.num_stages):
+        # Fast peers first in every stage, so that fast meets fast along a path.
+        present = sorted(view.holders(stage), key=lambda seat: (-seat.speed, seat.peer))
+        counts = share(view.num_microbatches, [seat.speed for seat in present])
+        servers.append([seat.peer for seat, part in zip(present, counts, strict=True) for _ in range(part)])
+    return servers
+
+
+def lay_out(servers: list[list[PeerId]], view: View) -> StepPlan:
+    """Paths through these servers (by stage and microbatch), and in a line the peers' orders of work.
 
     In a ring no orders are prescribed: taking what is ready, backward first, is one forward, one backward.
     """
-    count, num_stages = view.num_microbatches, view.num_stages
-    servers: list[list[PeerId]] = []  # servers[stage][microbatch]
-    for stage in range(num_stages):
-        # Fast peers first in every stage, so that fast meets fast along a path.
-        present = sorted(view.holders(stage), key=lambda seat: (-seat.speed, seat.peer))
-        counts = share(count, [seat.speed for seat in present])
-        servers.append([seat.peer for seat, part in zip(present, counts, strict=True) for _ in range(part)])
-    origins = servers[0]
+    count, origins = view.num_microbatches, servers[0]
     # Interleave the pipelines: the k-th microbatch of each origin comes before the (k+1)-th of any.
     turn = {m: origins[:m].count(origins[m]) for m in range(count)}
     if view.ring:

@@ -23,7 +23,7 @@ def check_methods(recipe: Recipe) -> None:
     """
     train = recipe.train
     _check("train.planner", planners, train.planner)
-    if train.planner != "straight" and recipe.swarm.layout != "ring":
+    if train.planner not in ("straight", "shuffled") and recipe.swarm.layout != "ring":
         raise TalkootError(
             f"planner {train.planner!r} needs a ring",
             where="the recipe, key swarm.layout",

@@ -35,7 +35,7 @@ SAME_BYTES = Arm(
 PAIRS = Arm(name="noloco", mixing={"rule": "noloco"}, note="as released: momentum 0.5, rate and pull 0.7")
 HALF_RATE = Arm(name="noloco, half the rate", mixing={"rule": "noloco"}, rate=0.5)
 NO_PULL = Arm(name="noloco, pull 0", mixing={"rule": "noloco", "pull": 0.0})
-NESTEROV = Arm(name="noloco-nesterov", mixing={"rule": "noloco-nesterov"}, note="ours: momentum 0.9, pull 0.485")
+NESTEROV = Arm(name="noloco-nesterov", mixing={"rule": "noloco-nesterov"}, note="ours: momentum 0.9, rate 0.5, pull 0.485")
 SHORT = Arm(name="noloco, bfloat16", mixing={"rule": "noloco", "wire": "bfloat16"}, note="half the bytes of float32")
 SHORTER = Arm(
     name="noloco-literal, int8 + bfloat16",
@@ -115,8 +115,8 @@ def spread(found: Trials, arm: Arm, replicas: int) -> float:
     """The replicas' variance as a multiple of the formula's, mean over seeds."""
     mixing = arm.mixing
     law = "nesterov" if mixing["rule"] == "noloco-nesterov" else "heavy-ball"
-    momentum, pull = (0.9, 0.485) if law == "nesterov" else (0.5, 0.7)
-    predicted = predicted_ratio(law, momentum, 0.7, pull, replicas=replicas)
+    momentum, rate, pull = (0.9, 0.5, 0.485) if law == "nesterov" else (0.5, 0.7, 0.7)
+    predicted = predicted_ratio(law, momentum, rate, pull, replicas=replicas)
     return fmean(trial.spread for trial in found[arm.name, replicas]) / predicted
 
 

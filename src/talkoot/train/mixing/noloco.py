@@ -85,5 +85,5 @@ mixing_rules.register("noloco")(PairPull(heavy_ball, "heavy-ball", RELEASED))
 mixing_rules.register("noloco-literal")(PairPullInTwo(heavy_ball, "heavy-ball", RELEASED))
 # This pull makes replicas differ least, given that momentum.
 mixing_rules.register("noloco-nesterov")(
-    PairPull(nesterov, "nesterov", {"outer_rate": 0.7, "momentum": 0.9, "pull": 0.485})
+    PairPull(nesterov, "nesterov", {"outer_rate": 0.5, "momentum": 0.9, "pull": 0.485})
 )

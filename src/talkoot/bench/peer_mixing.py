@@ -27,7 +27,7 @@ BATCH = 4  # sequences of each replica in each inner step
 INNER = 25
 CONTEXT = 48
 RATE = 4e-3
-LATE = 0.6  # from this share of all rounds on, the replicas' spread counts as settled
+LATE = 0.25  # from this share of all rounds on, the replicas' spread counts as settled
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         curve: mean held-out loss of the replicas after each round.
         averaged, best: of the mean model, and of the best replica, at the end.
-        slow, progress: late in the run, the variance over replicas of a slow weight and of its outer gradient.
+        slow, progress: after the first quarter of the run, the variance over replicas of a slow weight and of its outer gradient.
         round_bytes: sent per replica and :data:`INNER` steps.
         parameters: of the model.
         idle, alone: shares of time waiting and of rounds without a partner.

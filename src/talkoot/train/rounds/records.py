@@ -72,6 +72,13 @@ class Averaged(Facts, frozen=True, kw_only=True):
     best: float | None
     mean: float | None
 
+    def words(self) -> str:
+        """As the end of a sentence that begins with the final model."""
+        text = f"the mean of {self.replicas} replica{'s' * (self.replicas != 1)}"
+        if self.held_out is None or self.best is None or self.mean is None:
+            return text
+        return f"{text}: held-out loss {self.held_out:.4f}; theirs {self.mean:.4f} on average, {self.best:.4f} at best"
+
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over all rounds that were trained on one share of the data."""
@@ -98,7 +105,7 @@ class MixingState(msgspec.Struct, frozen=True):
         kept, kept_round: blobs by slot of the newest stored states, and the round they follow.
         held_out: newest held-out loss by slot.
         slots: sums by slot.
-        view: the newest one.
+        view, names: the newest one, and who was given each slot last.
         final: what became of the replicas at the end.
     """
 
@@ -118,6 +125,7 @@ class MixingState(msgspec.Struct, frozen=True):
     held_out: MappingProxyType[int, float] = MappingProxyType({})
     slots: MappingProxyType[int, Slot] = MappingProxyType({})
     view: Viewed | None = None
+    names: MappingProxyType[int, str] = MappingProxyType({})
     final: Averaged | None = None
 
     @property
@@ -153,7 +161,9 @@ def mixed(state: MixingState, receipt: Receipt) -> MixingState:
             facts = receipt.read(Kept)
             return replace(state, kept=MappingProxyType(dict(facts.blobs)), kept_round=facts.round)
         case "train.view":
-            return replace(state, view=receipt.read(Viewed))
+            view = receipt.read(Viewed)
+            names = {**state.names, **dict(zip(view.slots, view.names, strict=True))}
+            return replace(state, view=view, names=MappingProxyType(names))
         case "train.average":
             return replace(state, final=receipt.read(Averaged))
     return state
@@ -187,6 +197,7 @@ def _rounded(state: MixingState, facts: Rounded) -> MixingState:
         progress=_running(state.progress, facts.progress, state.measured),
         measured=state.measured + (facts.apart is not None),
         held_out=known,
+        final=None,  # a run that was complete goes on
         slots=MappingProxyType({**state.slots, facts.slot: slot}),
     )
 

@@ -10,6 +10,7 @@ import msgspec
 from talkoot.cli.output import Progress, blended, print_json, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.train.chaos import with_chaos
+from talkoot.train.mixing import mixing_rules
 from talkoot.train.recipe import load_recipe
 
 
@@ -22,7 +23,8 @@ def run(
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
     from talkoot.train.run import run_real, run_simulated
 
-    progress = Progress(loaded.train.steps, quiet=as_json)
+    inner_steps = loaded.mixing.inner_steps if mixing_rules[loaded.mixing.rule].local else 0
+    progress = Progress(loaded.train.steps, inner_steps=inner_steps, quiet=as_json)
     result = (run_simulated if sim else run_real)(loaded, folder, progress)
     progress.end()
     if as_json:

@@ -29,7 +29,7 @@ GLYPHS = {
 }
 NAMES = {
     "join": "joined",
-    "seat": "took a stage",
+    "seat": "took its place",
     "lost": "lost",
     "checkpoint": "checkpoint",
     "rollback": "rolled back",

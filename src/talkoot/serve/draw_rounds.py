@@ -7,7 +7,7 @@ from typing import Any
 
 from talkoot.serve.draw import hue, ticks
 from talkoot.serve.markup import Markup, join, tag
-from talkoot.serve.words import UNKNOWN, decimals, duration, figures, share, size
+from talkoot.serve.words import UNKNOWN, decimals, duration, figures, reasons, share, size
 
 MOST_SHOWN = 24  # replicas in the table of meetings
 CELL = 26
@@ -19,9 +19,11 @@ def mixing(view: dict[str, Any]) -> Markup:
     if not facts:
         return Markup("")
     title = tag("div", tag("h2", "Mixing", id="h-mixing"), tag("span", _rule(facts), cls="aside"), cls="bar")
-    spread = tag("div", tag("h3", "Variance between replicas, over that of a round's progress"), _spread(facts))
-    waits = tag("div", tag("h3", "Computing and waiting"), _waits(facts))
-    return join([title, tag("dl", _tiles(facts), cls="tiles"), tag("div", spread, waits, cls="halves")])
+    halves = [tag("div", tag("h3", "Computing and waiting"), _waits(facts))]
+    if facts["partners"] == "pair":  # else replicas are equal, or nobody can compare them
+        name = "Variance between replicas, over that of a round's progress"
+        halves = [tag("div", tag("h3", name), _spread(facts)), *halves]
+    return join([title, tag("dl", _tiles(facts), cls="tiles"), tag("div", *halves, cls="halves" if halves[1:] else "")])
 
 
 def _rule(facts: dict[str, Any]) -> str:
@@ -31,11 +33,10 @@ def _rule(facts: dict[str, Any]) -> str:
 
 def _tiles(facts: dict[str, Any]) -> Markup:
     alone, sent, spread, held = (facts[name] for name in ("alone", "sent_bytes", "spread", "held_out"))
-    why = ", ".join(f"{n} {reason}" for reason, n in list(alone["why"].items())[:4])
     sided = f"{facts['one_sided']} one-sided merge{'s' * (facts['one_sided'] != 1)}"
     formula = "by formula "
     items = [
-        ("Rounds alone", _alone(facts), "; ".join(filter(None, [why, sided]))),
+        ("Rounds alone", _alone(facts), "; ".join(filter(None, [reasons(alone["why"]), sided]))),
         (
             "Time spent waiting",
             share(facts["idle"]["share"]),
@@ -72,7 +73,8 @@ def _spread_note(facts: dict[str, Any]) -> str:
 def _no_spread(facts: dict[str, Any]) -> str:
     if facts["partners"] == "all":
         return "none: all start each round from the same weights"
-    return "no bound: nothing pulls them together" if facts["replicas"] > 2 else "no formula for so few"
+    few = facts["partners"] == "pair" and facts["replicas"] < 3
+    return "no formula for so few" if few else "no bound: nothing pulls them together"
 
 
 def _held_note(held: dict[str, float | None]) -> str:
@@ -87,7 +89,7 @@ def _spread(facts: dict[str, Any]) -> Markup:
     curve, factor = facts["curve"], facts["spread"]["alarm_factor"]
     known = [value for name in ("each", "mean", "expected") for value in curve[name] if value]
     if not any(curve["mean"]):
-        return tag("p", f"Nothing to draw: {_why_no_curve(facts)}.", cls="empty")
+        return tag("p", "Drawn as soon as two replicas that differ have met.", cls="empty")
     alarm = [None if value is None else factor * value for value in curve["expected"]]
     low, high = min(known) / 1.25, max(*known, *(value or 0.0 for value in alarm)) * 1.25
     right = float(max(curve["step"]))
@@ -118,14 +120,6 @@ def _spread(facts: dict[str, Any]) -> Markup:
     return join([tag("div", axes[0], plot, axes[1], cls="static-chart spread"), key])
 
 
-def _why_no_curve(facts: dict[str, Any]) -> str:
-    if facts["partners"] == "all":
-        return "all replicas start each round from the same weights"
-    if facts["partners"] == "none":
-        return "these replicas never meet, so nobody can compare them"
-    return "no two replicas that differ have met yet"
-
-
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers between two positive ones, about evenly far apart in their logarithm; few of them."""
     decades = math.log10(high / low)
@@ -154,7 +148,7 @@ def _waits(facts: dict[str, Any]) -> Markup:
         idle = f"waits {share(row['wait_s'] / of)}" if of else UNKNOWN
         bar = tag("svg", tag("title", words), *parts, height=20)
         bars.append(tag("div", tag("b", row["name"]), bar, tag("small", idle), cls="spent"))
-    return tag("div", *bars, cls="spents")
+    return tag("div", *bars, cls="spents", tabindex="0", role="region", aria_label="Computing and waiting")
 
 
 def meetings(view: dict[str, Any]) -> Markup:

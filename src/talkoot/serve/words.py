@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 MAX_NAME = 40
 MAX_TEXT = 240
 UNKNOWN = "\N{EN DASH}"
+REASONS = {"odd": "odd one out", "gone": "partner gone", "late": "partner late", "no word": "no word from the partner"}
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
@@ -78,6 +80,11 @@ def decimals(value: float | None, digits: int = 3) -> str:
 def figures(value: float | None, digits: int = 3) -> str:
     """A number of any size, to so many significant digits: ``0.0123``, ``187``."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{float(f'{value:.{digits}g}'):.10g}"
+
+
+def reasons(why: Mapping[str, int], most: int = 4) -> str:
+    """Why exchanges came to nothing, the most frequent first: ``odd one out 9, partner late 2``."""
+    return ", ".join(f"{REASONS.get(reason, reason)} {n}" for reason, n in list(why.items())[:most])
 
 
 def share(value: float | None) -> str:

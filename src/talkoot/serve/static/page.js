@@ -83,14 +83,14 @@ function lossChart(box) {
   const [train, held] = [colour("--loss"), colour("--held")];
   const plain = { spanGaps: true, points: { show: false } };
   const series = [
-    { ...plain, label: data.curve.low ? "each round" : "each step", stroke: faint(train, 0.4), width: 1, value: figure(3) },
+    { ...plain, label: data.curve.low ? "mean" : "each step", stroke: faint(train, 0.4), width: 1, value: figure(3) },
     { ...plain, label: "smoothed", stroke: train, width: 2.25, value: figure(3) },
     { ...plain, label: "held out", stroke: held, width: 1.5, dash: [5, 4], value: figure(3),
       points: { show: true, size: 7, fill: colour("--card"), stroke: held, width: 2 } },
   ];
   const values = (_, list) => list.map(short);
   if (!data.curve.low) return new uPlot(options(box, series, {}, [{ size: 48, values }]), lossData(), box);
-  for (const label of ["highest replica", "lowest"]) series.push({ ...plain, label, stroke: faint(train, 0.16), width: 1, value: figure(3) });
+  for (const label of ["worst", "best"]) series.push({ ...plain, label, stroke: faint(train, 0.16), width: 1, value: figure(3) });
   const bands = [{ series: [4, 5], fill: faint(train, 0.16) }];
   return new uPlot(options(box, series, {}, [{ size: 48, values }], { bands }), lossData(), box);
 }

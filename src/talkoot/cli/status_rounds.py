@@ -30,19 +30,16 @@ def show_rounds(view: Mapping[str, Any], present: Mapping[str, Mapping[str, Any]
 
 
 def _run(view: Mapping[str, Any], facts: Mapping[str, Any], here: int) -> Iterable[tuple[str, str]]:
-    ended = view["ended"] or ("running" if view.get("running", "no") != "no" else "not running now")
-    lost, back = view["peers_lost"], view["rollbacks"]
+    ended = view["ended"] or ("interrupted" if view.get("running", "") == "no" else "under way")
+    now = "" if view["ended"] else f"{here} present, "
+    back = f"; {view['rollbacks']} rollbacks" if view["rollbacks"] else ""
     yield "run", f"{view['world']}, {ended}" + (f"; {view['sessions']} sessions" if view["sessions"] > 1 else "")
     yield "round", f"{facts['round']} of {facts['rounds'] or UNKNOWN} (step {view['step']} of {view['steps']})"
-    yield (
-        "replicas",
-        f"{here} present, {view['peers_joined']} joined, {lost} lost" + (f", {back} rollbacks" * bool(back)),
-    )
+    yield "replicas", f"{now}{view['peers_joined']} joined, {view['peers_lost']} lost{back}"
     yield "tokens", count(view["tokens"])
     yield "loss", "" if view["loss"] is None else f"{decimals(view['loss'], 4)}, mean of the replicas' last round"
     yield "held-out loss", _held_out(facts["held_out"])
-    kept = "" if view["checkpoint"] is None else f"{view['manifest']}, the averaged model"
-    yield "checkpoint", kept
+    yield "checkpoint", "" if view["checkpoint"] is None else f"{view['manifest']}, the averaged model"
     yield "state hash", view["state_hash"]
     yield "log", f"{view['receipts']} receipts, head {view['log_hash']}"
 

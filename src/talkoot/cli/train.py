@@ -10,7 +10,6 @@ import msgspec
 from talkoot.cli.output import Progress, blended, print_json, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.train.chaos import with_chaos
-from talkoot.train.mixing import mixing_rules
 from talkoot.train.recipe import load_recipe
 
 
@@ -21,6 +20,7 @@ def run(
     loaded = with_chaos(load_recipe(recipe, sets), chaos)
     name = _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
+    from talkoot.train.mixing import mixing_rules
     from talkoot.train.run import run_real, run_simulated
 
     inner_steps = loaded.mixing.inner_steps if mixing_rules[loaded.mixing.rule].local else 0

@@ -92,7 +92,7 @@ def loss_figure(view: dict[str, Any]) -> Markup:
         )
     ]
     ys = [_at("text", f"{y:.4g}", y=f"{(high - y) / (high - low) * 100:.1f}%", dy="0.32em") for y in levels]
-    xs = [_at("text", f"{x:.6g}", x=f"{x / right * 100:.1f}%", y=14) for x in steps]
+    xs = step_labels(steps, right)
     words = f"Training loss over {right:.0f} steps, between {min(values):.3g} and {max(values):.3g}"
     plot = tag("svg", *paths, viewbox="0 0 100 100", preserve="none", cls="plot", role="img", aria_label=words)
     return tag(
@@ -102,6 +102,15 @@ def loss_figure(view: dict[str, Any]) -> Markup:
         tag("svg", *xs, cls="xs", aria_hidden="true"),
         cls="static-chart",
     )
+
+
+def step_labels(steps: list[float], right: float) -> list[Markup]:
+    """What stands below a curve that ends at step ``right``; at its end there is no room to the right."""
+    ends = [x > 0.97 * right for x in steps]
+    return [
+        _at("text", f"{x:.6g}", x=f"{x / right * 100:.1f}%", y=14, cls="end" if end else None)
+        for x, end in zip(steps, ends, strict=True)
+    ]
 
 
 def loss_key(view: dict[str, Any]) -> Markup:

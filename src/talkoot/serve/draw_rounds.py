@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from talkoot.serve.draw import hue, ticks
+from talkoot.serve.draw import hue, step_labels, ticks
 from talkoot.serve.markup import Markup, join, tag
 from talkoot.serve.words import UNKNOWN, decimals, duration, figures, reasons, share, size
 
@@ -111,7 +111,7 @@ def _spread(facts: dict[str, Any]) -> Markup:
     ]
     paths = [tag("path", d=d, cls=cls, vector_effect="non-scaling-stroke") for d, cls in drawn]
     ys = [tag("text", f"{y:g}", y=f"{up(y):.1f}%", dy="0.32em") for y in levels]
-    xs = [tag("text", f"{x:.6g}", x=f"{100 * x / right:.1f}%", y=14) for x in steps]
+    xs = step_labels(steps, right)
     words = f"Spread of the replicas over {right:.0f} steps, now {figures(facts['spread']['measured'])}"
     plot = tag("svg", *paths, viewbox="0 0 100 100", preserve="none", cls="plot", role="img", aria_label=words)
     axes = [tag("svg", *texts, cls=cls, aria_hidden="true") for texts, cls in ((ys, "ys"), (xs, "xs"))]

@@ -11,6 +11,7 @@ from typing import Any
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
 from talkoot.train.records import Blended, Committed, Gone, Mended, Recovered, RolledBack, Seated, Warned
+from talkoot.train.rounds.records import Averaged
 
 
 def say(text: str = "") -> None:
@@ -53,11 +54,12 @@ class Progress:
 
     Args:
         steps: total.
+        inner_steps: of a round, in a run in rounds; 0 in a run by steps.
         quiet: print nothing (``--json``).
     """
 
-    def __init__(self, steps: int, *, quiet: bool = False) -> None:
-        self._steps, self._quiet = steps, quiet
+    def __init__(self, steps: int, *, inner_steps: int = 0, quiet: bool = False) -> None:
+        self._steps, self._inner, self._quiet = steps, inner_steps, quiet
         self._live = sys.stderr.isatty()
         self._started = time.monotonic()
         self._first: int | None = None
@@ -76,7 +78,8 @@ class Progress:
                 self._line(f"step {receipt.step}: lost {gone.name} ({gone.reason})")
             case "peer.seat":
                 seat = receipt.read(Seated)
-                self._line(f"step {receipt.step}: {seat.name} holds stage {seat.stage} (from {seat.source})")
+                what = "takes part" if self._inner else f"holds stage {seat.stage}"
+                self._line(f"step {receipt.step}: {seat.name} {what} (from {seat.source})")
             case "train.recover":
                 done = receipt.read(Recovered)
                 self._line(
@@ -92,7 +95,11 @@ class Progress:
             case "run.warning":
                 self._line(f"warning: {receipt.read(Warned).text}")
             case "train.evaluate":
-                self._line(f"step {receipt.step}: held-out loss {state['train'].held_out:.4f}")
+                what = "mean held-out loss of the replicas" if self._inner else "held-out loss"
+                if not self._inner or state["mixing"].final is None:  # else the sentence on the final model has it
+                    self._line(f"step {receipt.step}: {what} {state['train'].held_out:.4f}")
+            case "train.average":
+                self._line(f"the final model is {receipt.read(Averaged).words()}")
 
     def _commit(self, step: int, facts: Committed, state: State) -> None:
         now = time.monotonic()
@@ -100,16 +107,20 @@ class Progress:
             self._first, self._started = step, now
             return
         self._tokens += facts.tokens
-        due = 0.2 if self._live else 5.0
-        if now - self._shown < due and step + 1 < self._steps:
+        due, done = 0.2 if self._live else 5.0, step + facts.steps
+        if now - self._shown < due and done < self._steps:
             return
         self._shown = now
         elapsed = max(now - self._started, 1e-9)
         rate = (step - self._first) / elapsed
-        eta = (self._steps - step - 1) / rate if rate else 0.0
+        eta = (self._steps - done) / rate if rate else 0.0
+        where, who = f"step {done}/{self._steps}", "peers"
+        if self._inner:
+            number, last = -(-done // self._inner), -(-self._steps // self._inner)
+            where, who = f"round {number}/{last} ({where})", "replicas"
         text = (
-            f"step {step + 1}/{self._steps}  loss {facts.loss:.4f}  {self._tokens / elapsed:,.0f} tokens/s  "
-            f"{len(state['peers'].present)} peers  ETA {eta:.0f} s"
+            f"{where}  loss {facts.loss:.4f}  {self._tokens / elapsed:,.0f} tokens/s  "
+            f"{len(state['peers'].present)} {who}  ETA {eta:.0f} s"
         )
         if self._live:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)

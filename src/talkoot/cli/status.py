@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from talkoot.cli.output import blended, print_json, print_table
+from talkoot.cli.status_rounds import show_rounds
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, advance
 from talkoot.core.log import Log
+from talkoot.serve.rounds import summary, terms_of
 from talkoot.train.lock import holder
 from talkoot.train.run import LOG
 
@@ -70,8 +72,14 @@ def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
         "peers_lost": peers.lost,
         "peers": present,
     }
+    terms = terms_of(run.start) if run.start else None
+    if terms is not None:
+        view["mixing"] = summary(terms, state["mixing"], train.step, run.steps or None)
     if as_json:
         print_json(view)
+        return
+    if terms is not None:
+        show_rounds(view, present)
         return
     print_table([(key, "-" if value in (None, "") else value) for key, value in view.items() if key != "peers"])
     if present:

@@ -110,6 +110,12 @@ def routes(step: int, facts: Committed, limit: int) -> dict[str, Any]:
     return {"step": step, "paths": paths, "microbatches": len(facts.paths)}
 
 
+def band(losses: Sequence[float]) -> tuple[float | None, float | None]:
+    """The smallest and the largest of the replicas' losses that are numbers."""
+    known = [loss for loss in losses if math.isfinite(loss)]
+    return (min(known), max(known)) if known else (None, None)
+
+
 def span(work: Span) -> list[float | None]:
     """A span as ``[start, end, busy share, undone, last step]``."""
     length = work.end - work.start

@@ -29,7 +29,7 @@ GLYPHS = {
 }
 NAMES = {
     "join": "joined",
-    "seat": "took a stage",
+    "seat": "took its place",
     "lost": "lost",
     "checkpoint": "checkpoint",
     "rollback": "rolled back",
@@ -61,7 +61,8 @@ def time_ticks(end: float, about: int = 6) -> list[float]:
 def loss_figure(view: dict[str, Any]) -> Markup:
     """The loss against steps: raw, smoothed and held out."""
     curve, held = view["curve"], view["held_out"]
-    values = [value for value in (*curve["loss"], *held["loss"]) if value is not None]
+    lows, highs = curve.get("low", []), curve.get("high", [])
+    values = [value for value in (*curve["loss"], *held["loss"], *lows, *highs) if value is not None]
     if not values:
         return tag("p", "No step has been committed yet. The curve begins with the first one.", cls="empty")
     low, high = min(values), max(values)
@@ -77,19 +78,21 @@ def loss_figure(view: dict[str, Any]) -> Markup:
         ]
         return "M" + "L".join(points) if points else "M0,0"
 
+    band = f"{line(curve['step'], highs)}{line(curve['step'][::-1], lows[::-1]).replace('M', 'L')}Z" if lows else "M0,0"
     levels, steps = ticks(low, high, 6), ticks(left, right, 6)
     grid = "".join(f"M0,{(high - y) / (high - low) * PLOT:.2f}H100" for y in levels)
     paths = [
         tag("path", d=d, cls=cls, vector_effect="non-scaling-stroke")
         for d, cls in (
             (grid, "grid"),
+            (band, "band"),
             (line(curve["step"], curve["loss"]), "raw"),
             (line(curve["step"], curve["smooth"]), "smooth"),
             (line(held["step"], held["loss"]), "held"),
         )
     ]
     ys = [_at("text", f"{y:.4g}", y=f"{(high - y) / (high - low) * 100:.1f}%", dy="0.32em") for y in levels]
-    xs = [_at("text", f"{x:.6g}", x=f"{x / right * 100:.1f}%", y=14) for x in steps]
+    xs = step_labels(steps, right)
     words = f"Training loss over {right:.0f} steps, between {min(values):.3g} and {max(values):.3g}"
     plot = tag("svg", *paths, viewbox="0 0 100 100", preserve="none", cls="plot", role="img", aria_label=words)
     return tag(
@@ -99,6 +102,23 @@ def loss_figure(view: dict[str, Any]) -> Markup:
         tag("svg", *xs, cls="xs", aria_hidden="true"),
         cls="static-chart",
     )
+
+
+def step_labels(steps: list[float], right: float) -> list[Markup]:
+    """What stands below a curve that ends at step ``right``; at its end there is no room to the right."""
+    ends = [x > 0.97 * right for x in steps]
+    return [
+        _at("text", f"{x:.6g}", x=f"{x / right * 100:.1f}%", y=14, cls="end" if end else None)
+        for x, end in zip(steps, ends, strict=True)
+    ]
+
+
+def loss_key(view: dict[str, Any]) -> Markup:
+    """What the lines of the loss are."""
+    signs = [("raw", "each step"), ("smooth", "smoothed"), ("held", "held out")]
+    if view.get("mixing"):
+        signs = [("band", "all replicas"), ("raw", "each round, their mean"), *signs[1:]]
+    return join(tag("li", words, cls=cls) for cls, words in signs)
 
 
 def _at(name: str, text: str, **where: Any) -> Markup:
@@ -128,6 +148,7 @@ def timeline(view: dict[str, Any], *, last: bool = False) -> Markup:
         parts += [_work(work, lane, begin, span, last) for work in lane["recent" if last else "spans"]]
         parts += [_glyph(mark, begin, span) for mark in own]
         stage = "" if lane["stage"] is None else f"stage {lane['stage']}"
+        stage = stage if lane["slot"] is None else f"slot {lane['slot']}"
         rows.append(_lane_row(lane["name"], stage, parts, lane["state"]))
     levels = time_ticks(span)
     labels = [_at("text", clock(x), x=f"{x / span * 100:.2f}%", y=14) for x in levels]
@@ -155,7 +176,7 @@ def _work(work: list[Any], lane: dict[str, Any], begin: float, span: float, deta
     x, width = _place(work[0], work[1], begin, span)
     if width <= 0:
         return None
-    cls = "void" if work[3] else f"work {hue(lane['stage'])}"
+    cls = "void" if work[3] else f"work {hue(lane['stage'] if lane['slot'] is None else lane['slot'])}"
     box = {"x": f"{x:.3f}%", "width": f"{max(width, 0.08):.3f}%", "y": 4, "height": 14}
     if not detailed:
         return tag("rect", cls=cls, opacity=f"{0.45 + 0.55 * work[2]:.2f}", **box)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from talkoot.core.ids import short
+from talkoot.core.receipt import Receipt
 from talkoot.serve.series import tidy
 from talkoot.serve.words import clean, name_of
 from talkoot.train.records import Worked
+from talkoot.train.rounds.records import Rounded, Viewed
 
 STATES = ("present", "left", "lost")
 MAX_PEERS = 256  # remembered; the longest lost are forgotten first
@@ -20,11 +22,21 @@ MAX_STAYS = 12  # intervals of presence remembered per peer
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of one peer; ``here`` are its intervals of presence (an open one ends with None)."""
+    """What is known of one peer; ``here`` are its intervals of presence (an open one ends with None).
+
+    A replica of a run in rounds has a ``slot``, its share of the data; of its newest report, ``until`` is the end.
+    """
 
     id: str
     name: str
     stage: int | None = None
+    slot: int | None = None
+    steps_per_round: int | None = None
+    rounds: int = 0
+    tokens: int = 0
+    wait_s: float = 0.0
+    held_out: float | None = None
+    until: float = -math.inf
     state: str = "present"  # or "lost", or "left" when the lead stopped
     microbatches: int = 0
     busy_s: float = 0.0
@@ -89,6 +101,29 @@ class Peers:
             peer.busy_s += facts.busy_s if math.isfinite(facts.busy_s) else 0.0
             peer.sent_bytes += facts.sent_bytes
 
+    def place(self, view: Viewed | None) -> None:
+        """Who is in the run, each with a slot."""
+        places = dict(zip(view.names, zip(view.slots, view.steps, strict=False), strict=False)) if view else {}
+        for peer in self._peers.values():
+            if peer.present and peer.name in places:
+                peer.slot, peer.steps_per_round = places[peer.name]
+
+    def credit_round(self, receipt: Receipt, facts: Rounded) -> float | None:
+        """A replica's account of a round; when the work in it began that no earlier account covers."""
+        peer = self._peers.get(receipt.peer)
+        if peer is None:
+            return None
+        peer.rounds, peer.tokens, peer.sent_bytes = (
+            peer.rounds + 1,
+            peer.tokens + facts.tokens,
+            peer.sent_bytes + facts.sent_bytes,
+        )
+        peer.busy_s += facts.busy_s if math.isfinite(facts.busy_s) else 0.0
+        peer.wait_s += facts.wait_s if math.isfinite(facts.wait_s) else 0.0
+        peer.held_out = peer.held_out if facts.held_out is None else facts.held_out
+        start, peer.until = max(receipt.started, peer.until), max(receipt.ended, peer.until)
+        return start
+
     def knows(self, peer_id: str) -> bool:
         """Whether this peer joined."""
         return peer_id in self._peers
@@ -110,10 +145,25 @@ class Peers:
             busy = min(max(peer.busy_s / stayed, 0.0), 1.0) if stayed > 0 else None
             facts = {"name": peer.name, "id": clean(short(peer.id)), "stage": peer.stage, "state": peer.state}
             sums = {"microbatches": peer.microbatches, "busy": tidy(busy), "sent_bytes": peer.sent_bytes}
-            rows.append({**facts, **sums, "speed": tidy(self.speeds.get(peer.name))})
+            if peer.slot is not None:
+                sums |= about_rounds(peer)
+            rows.append({**facts, **sums, "slot": peer.slot, "speed": tidy(self.speeds.get(peer.name))})
         present = sum(peer.present for peer in self._peers.values())
         return {"rows": rows, "present": present, "joined": self.joined, "lost": self.lost}
 
 
+def about_rounds(peer: Peer) -> dict[str, Any]:
+    """What the table says of a replica besides; its speed is in tokens per second of computing."""
+    spent = peer.wait_s + peer.busy_s
+    return {
+        "rounds": peer.rounds,
+        "steps_per_round": peer.steps_per_round,
+        "waiting": tidy(peer.wait_s / spent) if spent > 0 else None,
+        "tokens_per_s": tidy(peer.tokens / peer.busy_s) if peer.busy_s > 0 else None,
+        "held_out": tidy(peer.held_out),
+    }
+
+
 def _stage(peer: Peer) -> float:
-    return math.inf if peer.stage is None else peer.stage
+    place = peer.stage if peer.slot is None else peer.slot
+    return math.inf if place is None else place

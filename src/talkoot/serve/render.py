@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from talkoot.serve import draw
+from talkoot.serve import draw, draw_rounds, replicas
 from talkoot.serve.markup import Markup, data_block, escape, join, tag
 from talkoot.serve.words import UNKNOWN, clock, count, decimals, duration, share, size
 
@@ -20,6 +20,7 @@ STATUS = {
     "interrupted": "interrupted",
     "stopped": "stopped",
 }
+ROUTES_HINT = "Each line is one way that microbatches took through the stages; thicker lines carried more."
 WORLDS = {
     "simulated": "Virtual time and simulated links; the training itself is real.",
     "real": "Real processes, real links, real time.",
@@ -36,7 +37,7 @@ def heading(view: dict[str, Any]) -> Markup:
     facts = [
         run["model"],
         f"{count(run['parameters'])} parameters",
-        f"{len(run['stages'])} stage{'s' * (len(run['stages']) != 1)}",
+        _shape(view),
         run["data"],
     ]
     status = tag("span", STATUS[session["status"]], cls=f"status {session['status']}")
@@ -55,12 +56,22 @@ def heading(view: dict[str, Any]) -> Markup:
     )
 
 
+def _shape(view: dict[str, Any]) -> str:
+    if view["mixing"]:
+        n = view["mixing"]["replicas"]
+        return f"{n} replica{'s' * (n != 1)}, mixed by {view['mixing']['rule']}"
+    n = len(view["run"]["stages"])
+    return f"{n} stage{'s' * (n != 1)}"
+
+
 def progress(view: dict[str, Any]) -> Markup:
     """How far the run is."""
     done = view["progress"]
     steps = done["steps"]
     part = min(done["step"] / steps, 1.0) if steps else 0.0
     words = f"Step {done['step']:,}" + (f" of {steps:,}" if steps else "")
+    if view["mixing"] and view["mixing"]["rounds"]:
+        words = f"Round {view['mixing']['round']:,} of {view['mixing']['rounds']:,}: step" + words[4:]
     bar = tag("progress", value=f"{part:.4f}", max="1", aria_label="Steps done")
     right = share(part) if steps else ""
     if done["undone"]:
@@ -96,6 +107,8 @@ def peers(view: dict[str, Any]) -> Markup:
     rows = view["peers"]["rows"]
     if not rows:
         return tag("p", "Nobody has joined yet.", cls="empty")
+    if view["mixing"]:
+        return replicas.table(rows)
     fast = any(row["speed"] is not None for row in rows)
     names = ["Peer", "Stage", "State", "Micro\u00adbatches", "Busy", "Sent", *(["Speed"] if fast else [])]
     head = tag("tr", *(tag("th", name, scope="col", cls="n" if i > 2 else None) for i, name in enumerate(names)))
@@ -182,7 +195,10 @@ FRAGMENTS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "problem": problem,
     "progress": progress,
     "tiles": tiles,
-    "routes": draw.routes,
+    "ways": lambda view: escape("Who met whom lately" if view["mixing"] else "Routes of the last step"),
+    "routes": lambda view: draw_rounds.meetings(view) if view["mixing"] else draw.routes(view),
+    "wayshint": lambda view: escape(draw_rounds.hint(view) if view["mixing"] else ROUTES_HINT),
+    "mixing": draw_rounds.mixing,
     "timeline": draw.timeline,
     "laststeps": lambda view: draw.timeline(view, last=True),
     "peers": peers,
@@ -214,6 +230,7 @@ def page(view: dict[str, Any], *, head: Markup, foot: Markup, live: bool, note: 
         "note": escape(note),
         "chart": draw.loss_figure(view),
         "legend": draw.legend(),
+        "key": draw.loss_key(view),
         "data": data_block("data", chart_data(view)),
     }
     return re.sub(r"<!--(\w+)-->", lambda slot: slots[slot[1]], static_text("index.html"))

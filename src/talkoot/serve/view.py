@@ -18,13 +18,16 @@ from talkoot.core.ids import short
 from talkoot.core.receipt import Receipt
 from talkoot.serve import about
 from talkoot.serve.peers import Peers
+from talkoot.serve.rounds import Rounds, terms_of
 from talkoot.serve.series import Curve, Lanes, Span, tidy
 from talkoot.serve.words import clean, duration, name_of
 from talkoot.train import records
+from talkoot.train.rounds.records import Averaged, Kept, Rounded
 
 VERSION = 1
 STEP, SECONDS, LOSS, SMOOTH, RATE, NORM, TOKENS = range(7)
 COLUMNS = ("step", "seconds", "loss", "smooth", "learning_rate", "gradient_norm", "tokens")
+BAND = ("low", "high")  # the replicas' smallest and largest loss, further columns of a run in rounds
 SMOOTHING = 25, 64  # the smoothed loss averages over 1 + step / 25 steps, at most 64
 WINDOW = 24  # latest commits, for the speed
 MAX_ROUTES = 48
@@ -61,6 +64,7 @@ class View:
         self.step = self.tokens = self.rollbacks = self.undone = 0
         self.loss: float | None = None
         self.peers = Peers()
+        self.rounds: Rounds | None = None  # of a run in rounds
         self.curve, self.held_out = Curve(LOSS, NORM), Curve(2)
         self.lanes = Lanes()
         self.routes: dict[str, Any] = {"step": None, "paths": [], "microbatches": 0}
@@ -112,9 +116,10 @@ class View:
             "progress": progress
             | {"loss": tidy(self.loss), "held_out": tidy(last), "elapsed": about.moment(self.now)}
             | {"rollbacks": self.rollbacks, "undone": self.undone},
-            "curve": self.curve.columns(COLUMNS),
+            "curve": self.curve.columns((*COLUMNS, *BAND) if self.rounds else COLUMNS),
             "held_out": self.held_out.columns(("step", "seconds", "loss")),
             "peers": self.peers.table(self.now),
+            "mixing": self.rounds.snapshot(self.step, self.run.get("steps")) if self.rounds else None,
             "timeline": self._timeline(),
             "routes": self.routes,
             "events": [self._plain(event) for event in rows],
@@ -131,6 +136,7 @@ class View:
                 "peer": clean(short(peer.id)),
                 "name": peer.name,
                 "stage": peer.stage,
+                "slot": peer.slot,
                 "state": peer.state,
             }
             lanes.append({**facts, "here": here, "spans": spans, "recent": recent})
@@ -174,6 +180,8 @@ class View:
     def _start(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Start)
         self.run = about.run_facts(receipt, facts)
+        terms = terms_of(facts)
+        self.rounds = Rounds(terms) if terms else None
         self.peers.speeds = about.speeds(facts.recipe)
         self._session()
         self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")
@@ -226,7 +234,8 @@ class View:
         facts = receipt.read(records.Seated)
         self.peers.seat(facts.peer, facts.stage)
         source = f" (state from {clean(facts.source, 80)})" if facts.source else ""
-        self._tell(receipt, "seat", f"{name_of(facts.name)} took stage {facts.stage}{source}.", facts.peer, mark=True)
+        what = "takes part" if self.rounds else f"took stage {facts.stage}"
+        self._tell(receipt, "seat", f"{name_of(facts.name)} {what}{source}.", facts.peer, mark=True)
 
     def _lost(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Gone)
@@ -239,20 +248,43 @@ class View:
         if len(self._pending) < MAX_PENDING and self.peers.knows(receipt.peer):
             self._pending.append((receipt.peer, receipt.step, receipt.started, receipt.ended, facts.busy_s))
 
+    def _mixing(self, receipt: Receipt) -> None:
+        if self.rounds is None:
+            return
+        self.rounds.take(receipt)
+        match receipt.op:
+            case "train.round":
+                facts = receipt.read(Rounded)
+                start = self.peers.credit_round(receipt, facts)
+                if start is not None and len(self._pending) < MAX_PENDING:
+                    self._pending.append((receipt.peer, receipt.step, start, receipt.ended, facts.busy_s))
+            case "train.view":
+                self.peers.place(self.rounds.state.view)
+            case "train.kept":
+                done = receipt.read(Kept).round
+                self._tell(receipt, "checkpoint", f"All replicas stored their states after round {done}.", mark=True)
+            case _:
+                self._tell(receipt, "evaluate", f"The final model is {receipt.read(Averaged).words()}.")
+
     def _commit(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Committed)
         self._settle()
-        self.step, self.tokens = receipt.step + 1, self.tokens + facts.tokens
+        steps = facts.steps if self.rounds else 1
+        self.step, self.tokens = receipt.step + steps, self.tokens + facts.tokens
         loss = facts.loss if math.isfinite(facts.loss) else None
         if loss is None and self.loss is not None:
             self._tell(receipt, "problem", f"The loss of step {self.step} is not a number.")
         before = self.curve.rows[-1][SMOOTH] if self.curve.rows else None
         smooth = before if loss is None else loss
         if loss is not None and before is not None:
-            smooth = before + (loss - before) / min(1 + self.step / SMOOTHING[0], SMOOTHING[1])
+            keep = 1 - 1 / min(1 + self.step / SMOOTHING[0], SMOOTHING[1])
+            smooth = before + (loss - before) * (1 - keep**steps)  # a round's loss is a mean over its steps
         self.loss = loss
         norm = facts.gradient_norm if math.isfinite(facts.gradient_norm) else None
-        self.curve.add((self.step, self.now, loss, smooth, facts.learning_rate, norm, self.tokens))
+        band = about.band(facts.losses) if self.rounds else ()
+        self.curve.add((self.step, self.now, loss, smooth, facts.learning_rate, norm, self.tokens, *band))
+        if self.rounds:
+            self.rounds.commit(self.step, self.now)
         self._recent.append((self.now, self.tokens, self.step))
         self.routes = about.routes(self.step, facts, MAX_ROUTES)
 
@@ -261,7 +293,8 @@ class View:
         self.held_out.cut(receipt.step - 1)
         loss = facts.loss if math.isfinite(facts.loss) else None
         self.held_out.add((receipt.step, self.now, loss))
-        self._tell(receipt, "evaluate", f"Held-out loss after {receipt.step} steps: {facts.loss:.4f}.")
+        what = self.rounds.judged() if self.rounds else "Held-out loss"
+        self._tell(receipt, "evaluate", f"{what} after {receipt.step} steps: {facts.loss:.4f}.")
 
     def _checkpoint(self, receipt: Receipt) -> None:
         receipt.read(records.Checkpointed)
@@ -275,6 +308,8 @@ class View:
         self.curve.cut(receipt.step)
         self.held_out.cut(receipt.step)
         self.lanes.void(receipt.step)
+        if self.rounds:
+            self.rounds.roll_back(receipt.step)
         last = self.curve.rows[-1] if self.curve.rows else None
         held, tokens = (last[STEP] or 0, last[TOKENS] or 0) if last else (0, 0)
         self.tokens = int(tokens if held == receipt.step else self.tokens / max(self.step, 1) * receipt.step)
@@ -315,6 +350,10 @@ _HANDLERS = {
     "peer.seat": View._seat,
     "peer.lost": View._lost,
     "train.step": View._work,
+    "train.round": View._mixing,
+    "train.view": View._mixing,
+    "train.kept": View._mixing,
+    "train.average": View._mixing,
     "train.commit": View._commit,
     "train.evaluate": View._evaluate,
     "train.checkpoint": View._checkpoint,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 MAX_NAME = 40
 MAX_TEXT = 240
 UNKNOWN = "\N{EN DASH}"
+REASONS = {"odd": "odd one out", "gone": "partner gone", "late": "partner late", "no word": "no word from the partner"}
 
 
 def clean(text: str, limit: int = MAX_TEXT) -> str:
@@ -46,7 +48,9 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return UNKNOWN
     if seconds < 9.95:
-        return f"{seconds:.1f} s" if seconds >= 0.95 or seconds == 0 else f"{seconds * 1000:.0f} ms"
+        if seconds >= 0.95 or seconds == 0:
+            return f"{seconds:.1f} s"
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.0095 else f"{seconds * 1000:.2g} ms"
     whole = round(seconds)
     for large, small, names in ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s"))):
         if whole >= large:
@@ -61,7 +65,7 @@ def clock(seconds: float | None) -> str:
         return UNKNOWN
     whole = round(seconds)
     if seconds < 10 and seconds != whole:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
     if whole < 60:
         return f"{whole} s"
     minutes = f"{whole // 60 % 60}:{whole % 60:02}"
@@ -71,6 +75,16 @@ def clock(seconds: float | None) -> str:
 def decimals(value: float | None, digits: int = 3) -> str:
     """A measured number: ``2.314``."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def figures(value: float | None, digits: int = 3) -> str:
+    """A number of any size, to so many significant digits: ``0.0123``, ``187``."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{float(f'{value:.{digits}g}'):.10g}"
+
+
+def reasons(why: Mapping[str, int], most: int = 4) -> str:
+    """Why exchanges came to nothing, the most frequent first: ``odd one out 9, partner late 2``."""
+    return ", ".join(f"{REASONS.get(reason, reason)} {n}" for reason, n in list(why.items())[:most])
 
 
 def share(value: float | None) -> str:

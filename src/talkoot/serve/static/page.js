@@ -43,10 +43,13 @@ function rising(x, ...columns) {
 
 function lossData() {
   const { curve, held_out } = data;
-  const train = rising(curve[axis], curve.loss, curve.smooth);
-  if (!held_out.step.length) return [...train, train[0].map(() => null)];
-  if (!train[0].length) return [held_out[axis], held_out.loss.map(() => null), held_out.loss.map(() => null), held_out.loss];
-  return uPlot.join([train, rising(held_out[axis], held_out.loss)]);
+  const band = curve.low ? [curve.high, curve.low] : []; // replicas that step by themselves have losses of their own
+  const train = rising(curve[axis], curve.loss, curve.smooth, ...band);
+  const lines = train.length - 1;
+  const order = ([x, ...rest]) => [x, rest[0], rest[1], rest[lines], ...rest.slice(2, lines)];
+  if (!held_out.step.length) return order([...train, train[0].map(() => null)]);
+  if (!train[0].length) return order([held_out[axis], ...Array(lines).fill(held_out.loss.map(() => null)), held_out.loss]);
+  return order(uPlot.join([train, rising(held_out[axis], held_out.loss)]));
 }
 
 const rateData = () => rising(data.curve[axis], data.curve.learning_rate, data.curve.gradient_norm);
@@ -62,8 +65,9 @@ function axes(extra) {
   return [{ ...common, grid: { show: false }, values: format, space: 70, size: 30, ...(axis === "step" ? {} : { incrs: times }) }, ...extra.map((one) => ({ ...common, ...one }))];
 }
 
-function options(box, series, scales, extra) {
+function options(box, series, scales, extra, more = {}) {
   return {
+    ...more,
     width: Math.max(box.clientWidth, 200),
     height: room(box),
     padding: [10, 12, 0, 0],
@@ -79,13 +83,16 @@ function lossChart(box) {
   const [train, held] = [colour("--loss"), colour("--held")];
   const plain = { spanGaps: true, points: { show: false } };
   const series = [
-    { ...plain, label: "each step", stroke: faint(train, 0.4), width: 1, value: figure(3) },
+    { ...plain, label: data.curve.low ? "mean" : "each step", stroke: faint(train, 0.4), width: 1, value: figure(3) },
     { ...plain, label: "smoothed", stroke: train, width: 2.25, value: figure(3) },
     { ...plain, label: "held out", stroke: held, width: 1.5, dash: [5, 4], value: figure(3),
       points: { show: true, size: 7, fill: colour("--card"), stroke: held, width: 2 } },
   ];
   const values = (_, list) => list.map(short);
-  return new uPlot(options(box, series, {}, [{ size: 48, values }]), lossData(), box);
+  if (!data.curve.low) return new uPlot(options(box, series, {}, [{ size: 48, values }]), lossData(), box);
+  for (const label of ["worst", "best"]) series.push({ ...plain, label, stroke: faint(train, 0.16), width: 1, value: figure(3) });
+  const bands = [{ series: [4, 5], fill: faint(train, 0.16) }];
+  return new uPlot(options(box, series, {}, [{ size: 48, values }], { bands }), lossData(), box);
 }
 
 function rateChart(box) {

@@ -27,6 +27,7 @@ from talkoot.train.outlook import start_of
 from talkoot.train.records import Checkpointed, Committed, End, Evaluated, Resume, RolledBack, Seated, Warned
 from talkoot.train.rounds.messages import Arrived, Collect, Collected, Done
 from talkoot.train.rounds.places import AHEAD, Seats
+from talkoot.train.rounds.prospects import expected_spread, is_far
 from talkoot.train.rounds.records import Averaged, Kept, Rounded
 from talkoot.train.schedule import learning_rate
 from talkoot.train.states import RUN, States
@@ -57,6 +58,7 @@ class RoundLead(Seats):
         self._begun = False
         self._collector: PeerId | None = None
         self._kept: list[frozenset[str]] = []  # blobs of the last stored states
+        self._far = False  # replicas are further apart than they should be, and the log says so
         self._done = False
 
     # -- the run ----------------------------------------------------------------------------------------------
@@ -244,6 +246,7 @@ class RoundLead(Seats):
             self._write_round(self.rounds, reports)
             del self._reports[self.rounds]
             self.rounds += 1
+            self._watch_spread()
 
     def _write_round(self, number: int, reports: dict[int, tuple[Rounded, str, Done]]) -> None:
         inner, train = self.mixing.inner_steps, self.recipe.train
@@ -269,6 +272,18 @@ class RoundLead(Seats):
             self.record("train.kept", Kept(round=number + 1, blobs=tuple(sorted(blobs.items()))))
             self._kept = [*self._kept, frozenset(blobs.values())][-self.recipe.train.keep_checkpoints :]
             self.world.blobs.keep_only(set().union(*self._kept))
+
+    def _watch_spread(self) -> None:
+        """Warn, once each time, when replicas begin to be much further apart than their rule should keep them."""
+        mixed, expected = self.mixed, expected_spread(self.mixing, len(self.places))
+        before, self._far = self._far, is_far(mixed, expected, already=self._far)
+        if self._far and not before:
+            text = (
+                f"replicas drift apart: their variance is {mixed.spread or 0:.3g} times that of a round's progress, "
+                f"where rule {self.mixing.rule!r} should keep it at {expected or 0:.3g}; "
+                f"{mixed.alone / mixed.rounds:.0%} of the rounds so far were alone"
+            )
+            self.record("run.warning", Warned(text=text))
 
     def _held_out_tokens(self) -> int:
         train = self.recipe.train

@@ -6,10 +6,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from talkoot.core.fold import Chapter, Entry, chapters
+from talkoot.core.fold import Chapter, chapters
+from talkoot.core.receipt import Receipt
 from talkoot.train.run_records import Facts
 
-WEIGHT = 0.1  # of the newest pair in the running means
+WEIGHT = 0.02  # of the newest receipt in the running means, once there are 50: with 0.1 their ratio doubles by chance
+REASONS, REASON_LENGTH = 12, 60  # of exchanges that came to nothing: kinds that are counted apart, and their length
 
 
 class Rounded(Facts, frozen=True, kw_only=True):
@@ -70,6 +72,25 @@ class Averaged(Facts, frozen=True, kw_only=True):
     best: float | None
     mean: float | None
 
+    def words(self) -> str:
+        """As the end of a sentence that begins with the final model."""
+        text = f"the mean of {self.replicas} replica{'s' * (self.replicas != 1)}"
+        if self.held_out is None or self.best is None or self.mean is None:
+            return text
+        return f"{text}: held-out loss {self.held_out:.4f}; theirs {self.mean:.4f} on average, {self.best:.4f} at best"
+
+
+class Slot(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over all rounds that were trained on one share of the data."""
+
+    rounds: int = 0
+    steps: int = 0
+    tokens: int = 0
+    alone: int = 0
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    sent_bytes: int = 0
+
 
 class MixingState(msgspec.Struct, frozen=True):
     """The chapter ``mixing``.
@@ -77,27 +98,40 @@ class MixingState(msgspec.Struct, frozen=True):
     Attributes:
         rounds: receipts of rounds, over all replicas.
         exchanges, alone: how many rounds there were with a partner, and without although one was due.
+        why: exchanges that came to nothing, by reason.
         wait_s, busy_s, sent_bytes: sums over all replicas.
         apart, progress: running means of what the receipts say; half of ``apart`` is the replicas' variance.
-        kept, kept_round, view: blobs by slot of the newest stored states, the round they follow, and the view then.
+        measured: receipts in them; each pair writes two.
+        kept, kept_round: blobs by slot of the newest stored states, and the round they follow.
         held_out: newest held-out loss by slot.
-        number: of the newest view.
+        slots: sums by slot.
+        view, names: the newest one, and who was given each slot last.
+        final: what became of the replicas at the end.
     """
 
     rounds: int = 0
     exchanges: int = 0
     alone: int = 0
     one_sided: int = 0
+    why: MappingProxyType[str, int] = MappingProxyType({})
     wait_s: float = 0.0
     busy_s: float = 0.0
     sent_bytes: int = 0
     apart: float | None = None
     progress: float | None = None
+    measured: int = 0
     kept: MappingProxyType[int, str] = MappingProxyType({})
     kept_round: int = 0
     held_out: MappingProxyType[int, float] = MappingProxyType({})
-    number: int = 0
-    averaged: float | None = None
+    slots: MappingProxyType[int, Slot] = MappingProxyType({})
+    view: Viewed | None = None
+    names: MappingProxyType[int, str] = MappingProxyType({})
+    final: Averaged | None = None
+
+    @property
+    def averaged(self) -> float | None:
+        """Held-out loss of the mean model, once there is one."""
+        return self.final.held_out if self.final else None
 
     @property
     def spread(self) -> float | None:
@@ -110,43 +144,78 @@ class MixingState(msgspec.Struct, frozen=True):
         return self.wait_s / (self.wait_s + self.busy_s) if self.wait_s + self.busy_s else 0.0
 
 
-def _running(before: float | None, new: float | None) -> float | None:
-    if new is None:
-        return before
-    return new if before is None else before + WEIGHT * (new - before)
+def _running(before: float | None, new: float | None, known: int) -> float | None:
+    """The mean of ``known`` receipts and a new one; of many, the newest count most."""
+    if new is None or before is None:
+        return before if new is None else new
+    return before + max(WEIGHT, 1 / (known + 1)) * (new - before)
 
 
-def _mixing(state: MixingState, entry: Entry) -> MixingState:
-    receipt, replace = entry.receipt, msgspec.structs.replace
+def mixed(state: MixingState, receipt: Receipt) -> MixingState:
+    """The chapter after one more receipt."""
+    replace = msgspec.structs.replace
     match receipt.op:
         case "train.round":
-            facts = receipt.read(Rounded)
-            known = state.held_out
-            if facts.held_out is not None:
-                known = MappingProxyType({**known, facts.slot: facts.held_out})
-            return replace(
-                state,
-                rounds=state.rounds + 1,
-                exchanges=state.exchanges + bool(facts.partners),
-                alone=state.alone + bool(facts.alone and not facts.partners),
-                one_sided=state.one_sided + facts.one_sided,
-                wait_s=state.wait_s + facts.wait_s,
-                busy_s=state.busy_s + facts.busy_s,
-                sent_bytes=state.sent_bytes + facts.sent_bytes,
-                apart=_running(state.apart, facts.apart),
-                progress=_running(state.progress, facts.progress),
-                held_out=known,
-            )
+            return _rounded(state, receipt.read(Rounded))
         case "train.kept":
             facts = receipt.read(Kept)
             return replace(state, kept=MappingProxyType(dict(facts.blobs)), kept_round=facts.round)
         case "train.view":
-            return replace(state, number=receipt.read(Viewed).number)
+            view = receipt.read(Viewed)
+            names = {**state.names, **dict(zip(view.slots, view.names, strict=True))}
+            return replace(state, view=view, names=MappingProxyType(names))
         case "train.average":
-            return replace(state, averaged=receipt.read(Averaged).held_out)
+            return replace(state, final=receipt.read(Averaged))
     return state
 
 
+def _rounded(state: MixingState, facts: Rounded) -> MixingState:
+    known, sums = state.held_out, state.slots.get(facts.slot, Slot())
+    if facts.held_out is not None:
+        known = MappingProxyType({**known, facts.slot: facts.held_out})
+    alone = bool(facts.alone and not facts.partners)
+    slot = Slot(
+        rounds=sums.rounds + 1,
+        steps=sums.steps + facts.steps,
+        tokens=sums.tokens + facts.tokens,
+        alone=sums.alone + alone,
+        wait_s=sums.wait_s + facts.wait_s,
+        busy_s=sums.busy_s + facts.busy_s,
+        sent_bytes=sums.sent_bytes + facts.sent_bytes,
+    )
+    return msgspec.structs.replace(
+        state,
+        rounds=state.rounds + 1,
+        exchanges=state.exchanges + bool(facts.partners),
+        alone=state.alone + alone,
+        one_sided=state.one_sided + facts.one_sided,
+        why=_counted(state.why, facts.alone) if facts.alone else state.why,
+        wait_s=state.wait_s + facts.wait_s,
+        busy_s=state.busy_s + facts.busy_s,
+        sent_bytes=state.sent_bytes + facts.sent_bytes,
+        apart=_running(state.apart, facts.apart, state.measured),
+        progress=_running(state.progress, facts.progress, state.measured),
+        measured=state.measured + (facts.apart is not None),
+        held_out=known,
+        final=None,  # a run that was complete goes on
+        slots=MappingProxyType({**state.slots, facts.slot: slot}),
+    )
+
+
+def _counted(known: MappingProxyType[str, int], reasons: tuple[str, ...]) -> MappingProxyType[str, int]:
+    """Partners' words are among the reasons: their number is bounded."""
+    counts = dict(known)
+    for reason in reasons:
+        kind = reason[:REASON_LENGTH]
+        kind = kind if kind in counts or len(counts) < REASONS else "others"
+        counts[kind] = counts.get(kind, 0) + 1
+    return MappingProxyType(counts)
+
+
 chapters.register("mixing")(
-    Chapter(("train.round", "train.kept", "train.view", "train.average"), MixingState(), _mixing)
+    Chapter(
+        ("train.round", "train.kept", "train.view", "train.average"),
+        MixingState(),
+        lambda state, entry: mixed(state, entry.receipt),
+    )
 )

@@ -284,14 +284,18 @@ class Crew:
         self.keepers.forget(peer)
         seated = member.stage is not None
         self._docket.strike_off(member.name, self.in_reach(peer, seated), seated=seated, held=member.held)
-        self.states.note(member.name, "lost")
-        self.states.note(RUN, "loss")
+        self.note_loss(member.name)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
         if self.has_worked(peer, member):
             roster.attempts.pop(member.name, None)  # the run went on: being lost now and then is not "keeps dying"
         if self.lost_at is None:
             self.lost_at = self.world.now()
         roster.lost.append(member.name)
+
+    def note_loss(self, name: str) -> None:
+        """What a loss does to the states."""
+        self.states.note(name, "lost")
+        self.states.note(RUN, "loss")
 
     def in_reach(self, peer: PeerId, seated: bool) -> range:
         """The steps at which a planned fault may have struck a peer that is lost now."""

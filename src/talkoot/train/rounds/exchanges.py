@@ -64,7 +64,7 @@ class Exchanges:
 
     async def _begin(self, fragment: int) -> list[Swap]:
         trainer, me = self._trainer, self._trainer.world.name
-        await trainer.reached("mix")
+        await trainer.reached("mix", late=True)
         view, replica = trainer.view, trainer.replica
         places = {place.name: place for place in view.at(trainer.round)}
         delay = int(trainer.mixing.overlap or 0)
@@ -100,7 +100,7 @@ class Exchanges:
             _, due = ready[0]
             await (due.merge() if isinstance(due, Swap) else self._merge_mean(due))
             self._due.remove(ready[0])
-            await self._trainer.reached("idle")
+            await self._trainer.reached("idle", late=True)
 
     async def _merge_mean(self, mean: Mean) -> None:
         trainer, at = self._trainer, (mean.key.round, mean.key.fragment)

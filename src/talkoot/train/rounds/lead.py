@@ -107,6 +107,8 @@ class RoundLead(Seats):
             return []
         if self._collector is not None:
             return [self._collector]
+        if self.rounds >= self.until:
+            return [peer for peer in self.places if peer not in self.arrived()]
         return self.reports.missing(self.rounds, self.places.values())
 
     async def _hear(self) -> None:
@@ -204,8 +206,6 @@ class RoundLead(Seats):
 
     async def _lost(self) -> None:
         """Go on without whoever is gone, and start replacements."""
-        self.states.note(RUN, "drained")
-        self.states.note(RUN, "mend")
         names = self.replace_lost()
         gone = [peer for peer in self.places if peer not in self.roster.members]
         for peer in gone:
@@ -326,7 +326,7 @@ class RoundLead(Seats):
 
     async def _ask_for_mean(self) -> None:
         places = [self.places[peer] for peer in self.arrived()]
-        if not places:
+        if not places or len(places) < len(self.places):
             return
         contacts = tuple(Contact(place.peer, place.address) for place in places)
         self._collector = PeerId(places[0].peer)

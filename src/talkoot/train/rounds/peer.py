@@ -12,7 +12,7 @@ from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.train.job import Job
-from talkoot.train.messages import Cut, Hello
+from talkoot.train.messages import Contact, Cut, Hello
 from talkoot.train.rounds.joining import Donor, fetch
 from talkoot.train.rounds.messages import (
     Arrived,
@@ -166,6 +166,17 @@ class RoundPeer(Trainer):
 
     def owes(self, round: int) -> bool:
         return self.donor.owes(round)
+
+    async def rejoin(self, since: int) -> None:
+        self.round = since
+        donors = [Contact(place.peer, place.address) for place in self.view.places if place.peer != self.world.me]
+        self.world.random(f"donors {since}").shuffle(donors)
+        enter = Enter(
+            slot=self.slot, round=since, donors=tuple(donors), wanted=self.mixing.joiner_donors, view=self.view
+        )
+        with suppress(ValueError):  # nobody has any to give: then these are as good as others
+            self.round, _ = await fetch(self, enter)
+        await self.began()
 
     async def began(self) -> None:
         self.donor.entered(self.round)

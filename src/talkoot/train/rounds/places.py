@@ -24,7 +24,7 @@ from talkoot.train.states import RUN
 from talkoot.world.api import Host, Message
 
 AHEAD = 2  # rounds before a newcomer's first one: time to be heard of, and to fetch its weights
-BEHIND = 4  # rounds after which somebody goes on with the others, instead of one round after the other
+BEHIND = 4  # rounds after which somebody who meets nobody any more begins again from others' weights
 
 
 class Seats(Crew):
@@ -147,11 +147,14 @@ class Seats(Crew):
             self.changed = True
 
     def catch_up(self) -> None:
-        """Let those who have fallen far behind go on with the others: else they would be late for good."""
+        """Let somebody who meets nobody any more begin again with the others, from their weights: one at a time."""
         here = [self.places[peer] for peer in self.arrived()]
-        for place in self.reports.behind(here, BEHIND) if self.apart else ():
-            self.record("run.warning", Warned(text=f"{place.name} leaves out rounds: the others are far ahead"))
-            self.postpone(PeerId(place.peer), min(self.reports.highest + 1, self.until))
+        since = self.reports.highest + AHEAD
+        if self.apart and len(here) > 1 and since < self.until and (behind := self.reports.behind(here, BEHIND)):
+            place = behind[0]
+            self.reports.far.clear()
+            self.record("run.warning", Warned(text=f"{place.name} meets nobody any more and begins again from others"))
+            self.postpone(PeerId(place.peer), since)
 
     def write_view(self) -> View:
         """A new view, and the word for it in the log."""
@@ -185,12 +188,17 @@ class Seats(Crew):
                 return
         super()._cut(message)
 
+    def note_loss(self, name: str) -> None:
+        super().note_loss(name)
+        for event in ("drained", "mend"):  # nobody stops for it
+            self.states.note(RUN, event)
+
     def in_reach(self, peer: PeerId, seated: bool) -> range:
         inner = self.mixing.inner_steps
         place = self.places.get(peer)
         done = max(self.reports.of.get(peer, 0), place.since if place and seated else 0)
         at = inner * done if seated else self.furthest
-        return range(at, at + 1 + AHEAD * inner)
+        return range(at + 1 + AHEAD * inner)  # some points are passed in some steps only, and faults wait for them
 
     def has_worked(self, peer: PeerId, member: Member) -> bool:
         return peer in self.reports.of

@@ -14,6 +14,7 @@ from talkoot.world.api import Blank, Frame
 
 UPDATE_FLOPS = 12.0  # per parameter: AdamW's arithmetic
 SAMPLE = (16, 256, 256)  # for telemetry: at least, at most, and of how many numbers one
+FAR = "it is too far away"  # why a message was not merged, where that says more about the one than about the other
 Exchange = tuple[int, int]  # round and fragment
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from talkoot.train.mixing import settled
 from talkoot.train.recipe import Recipe
 from talkoot.train.rounds.messages import Done, Place
 from talkoot.train.rounds.records import Rounded
-from talkoot.train.rounds.replica import share
+from talkoot.train.rounds.replica import FAR, share
 
 
 class Report(NamedTuple):
@@ -29,6 +30,7 @@ class Reports:
     Attributes:
         highest: rounds that somebody has done.
         of: rounds that each peer has reported, the last one included.
+        far: rounds in a row in which it met nobody because it was too far away.
     """
 
     def __init__(self, recipe: Recipe, run: RunId) -> None:
@@ -39,10 +41,12 @@ class Reports:
         self._open: dict[int, dict[int, Report]] = {}  # by round and slot
         self.highest = 0
         self.of: dict[PeerId, int] = {}
+        self.far: Counter[PeerId] = Counter()
 
     def begin(self, rounds: int) -> None:
         """So many rounds stand, and nothing else is known."""
         self._open, self.highest, self.of = {}, rounds, {}
+        self.far.clear()
 
     def check(self, done: Done, place: Place, generation: int, view: int) -> tuple[int, Receipt, Rounded]:
         """Open a report; the round it is about.
@@ -73,6 +77,10 @@ class Reports:
         self._open.setdefault(number, {})[report.facts.slot] = report
         self.highest = max(self.highest, number + 1)
         self.of[peer] = max(self.of.get(peer, 0), number + 1)
+        if report.facts.partners:
+            del self.far[peer]
+        else:
+            self.far[peer] += any(why.startswith(FAR) for why in report.facts.alone)
 
     def missing(self, number: int, places: Collection[Place]) -> list[PeerId]:
         """Who takes part in a round and has not reported it."""
@@ -85,6 +93,7 @@ class Reports:
         return [report for _, report in sorted(self._open.pop(number, {}).items())]
 
     def behind(self, places: Collection[Place], by: int) -> list[Place]:
-        """Who is so many rounds behind the first one, and thus meets nobody any more."""
+        """Who meets nobody any more: so many rounds behind the first one, or so often too far away from others."""
         done = {place: max(self.of.get(PeerId(place.peer), 0), place.since) for place in places}
-        return [place for place, rounds in done.items() if self.highest - rounds >= by]
+        late = [place for place, rounds in done.items() if self.highest - rounds >= by]
+        return late + [place for place in places if self.far[PeerId(place.peer)] >= by]

@@ -21,7 +21,7 @@ from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.job import Job, make_stage
 from talkoot.train.mixing import RoundRule, settled, wires
 from talkoot.train.mixing.codecs import codecs
-from talkoot.train.rounds.replica import Apart, Diverged, Exchange, Unmergeable, costs, sampled, share, slots
+from talkoot.train.rounds.replica import FAR, Apart, Diverged, Exchange, Unmergeable, costs, sampled, share, slots
 from talkoot.train.seating import scale_of
 from talkoot.train.tensors import TensorStage
 from talkoot.world.api import Frame
@@ -171,10 +171,10 @@ class TensorReplica:
             raise Unmergeable("it is not finite")
         usual = self._usual.get(key[1], square)
         if square > self._mixing.distance**2 * max(usual, 1e-30):
-            raise Unmergeable(f"it is {math.sqrt(square / max(usual, 1e-30)):.0f} times as far away as is usual")
+            raise Unmergeable(f"{FAR}: {math.sqrt(square / max(usual, 1e-30)):.0f} times as far as is usual")
         self._usual[key[1]] = usual + USUAL * (square - usual)
         self._apply(key, held, [(one + two) * 0.5 for one, two in zip(held.own, theirs, strict=True)])
-        slow, progress = (float(part) for part in (held.samples.cpu() - samples).square().mean(1))
+        slow, progress = (float(part) for part in (held.samples.cpu() - samples).double().square().mean(1))
         return Apart(slow, progress)
 
     def _apply(self, key: Exchange, held: _Held, means: Sequence[Tensor]) -> None:
@@ -263,6 +263,7 @@ class TensorReplica:
         for name in self._buffers:
             self._buffers[name] = torch.stack([one[f"buffer/{name}"] for one in read]).mean(0)
         self._stage.put_weights(self._slow)
+        self._usual.clear()
 
     def _read(self, state: bytes, names: Sequence[str]) -> dict[str, Tensor]:
         try:

@@ -145,8 +145,10 @@ class Trainer:
             while self.round < self.view.until:
                 await self._do_round()
                 place = self.view.of(self.world.me)
-                if place is not None and place.since > self.round:  # too far behind to meet anybody any more
-                    await self._go_on_from(place.since)
+                if place is not None and place.since > self.round:
+                    await self.exchanges.drain()
+                    await self._report()
+                    await self.rejoin(place.since)
             await self.exchanges.drain()
         except Diverged as problem:  # nobody may get numbers like these
             await self.tell("diverged", Diverging(self.round, str(problem)))
@@ -186,15 +188,16 @@ class Trainer:
         self.round_s = self.world.now() - started
         if self.owes(self.round + 1):  # a newcomer's state must not lack what others merge later
             await self.exchanges.complete()
-        await self._go_on_from(self.round + 1)
-        await self._report()
-
-    async def _go_on_from(self, round: int) -> None:
-        self.round = round
+        self.round += 1
         await self.began()
+        await self._report()
 
     async def began(self) -> None:
         """A round begins."""
+
+    async def rejoin(self, since: int) -> None:
+        """Leave out rounds and begin again from others' weights: one's own are too far from theirs."""
+        self.round = since
 
     def finished(self) -> None:
         """There are no more rounds to do."""
@@ -221,8 +224,8 @@ class Trainer:
         if self.entered >= 0 and since < REWARM:
             rate *= (since + 1) / REWARM
         loss, norm = await self._compute(lambda: self.replica.step(self._step, rate), self.replica.step_flops)
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss of step {self._step} is not finite")
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Diverged(f"the loss or the gradient of step {self._step} is not finite")
         await self.reached("forward")
         return loss, norm
 

@@ -136,17 +136,17 @@ async def gather(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
             await receive(peer, member, key, 0, partial(replica.add, at, 0, 1))
 
 
-async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> int:
+async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, doubtful: bool) -> int:
     """Form the sum of all messages; returns of how many it is.
 
     Args:
-        first: this is the first exchange in its view: ask who has the sum of this round from the view before.
+        doubtful: somebody may have the sum from a view before: ask.
 
     Raises:
         Broken: begin again in the newest view.
     """
     at, of = (key.round, key.fragment), 0
-    if len(members) > 1 and first:
+    if len(members) > 1 and doubtful:
         of = await _ask(peer, key, members)
     if not of:
         of = len(members)
@@ -159,7 +159,6 @@ async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collect
         for old in [other for other in known if other[0] < at[0] - 1]:
             del known[old]
     return of
-
 
 
 async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> int:

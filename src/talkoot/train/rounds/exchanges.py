@@ -32,7 +32,6 @@ class Exchanges:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._agreed_in = 0  # the view of the last agreement of all
         self._begun: dict[Exchange, Swap] = {}  # the newest ones
         self._swaps: list[Swap] = []  # whose outcome is not settled
         self._due: list[tuple[int, Swap | Mean]] = []  # merges to come, and after how many inner steps
@@ -112,6 +111,7 @@ class Exchanges:
         trainer = self._trainer
         how = gather if trainer.rule.gather else collectives[trainer.mixing.collective]
         patience_s = trainer.job.recipe.train.patience_s
+        again = False
         while True:
             view = trainer.view
             key = Key(key.round, key.fragment, view.number)
@@ -119,9 +119,9 @@ class Exchanges:
             try:
                 if trainer.broken(key):
                     raise Broken
-                of = await agree(trainer, key, members, how, first=view.number != self._agreed_in)
-                self._agreed_in = view.number
-                return of
+                # Without one's own part nobody can have the sum, unless this replica was not expected yet.
+                doubtful = again or 0 <= trainer.entered >= key.round - 1
+                return await agree(trainer, key, members, how, doubtful=doubtful)
             except Broken:
                 # The lead says who is left.
                 if not await trainer.mail.until(lambda number=view.number: trainer.view.number > number, patience_s):
@@ -132,6 +132,7 @@ class Exchanges:
                         next="look at the lead's machine; the same command resumes",
                     ) from None
                 trainer.replica.restart((key.round, key.fragment))
+                again = True
 
     async def settle(self, *, wait: bool) -> None:
         """Hear whether partners took what they were sent; with ``wait``, until that is clear of all of them."""

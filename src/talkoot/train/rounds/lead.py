@@ -12,32 +12,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
-
 import talkoot
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
-from talkoot.train import checkpoint as snapshots
 from talkoot.train.crew import NOTICES, PeersLost, Stalled
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
 from talkoot.train.loop import Result, result_of
 from talkoot.train.messages import Contact
 from talkoot.train.outlook import start_of
-from talkoot.train.records import Checkpointed, Committed, End, Evaluated, Resume, RolledBack, Warned
+from talkoot.train.records import End, Evaluated, Resume, RolledBack, Warned
+from talkoot.train.rounds.commits import Commits
 from talkoot.train.rounds.messages import Arrived, Collect, Collected, Diverging, Done, Fetch
-from talkoot.train.rounds.places import Seats
-from talkoot.train.rounds.records import Averaged, Kept
+from talkoot.train.rounds.records import Averaged
 from talkoot.train.rounds.reports import Report
-from talkoot.train.schedule import learning_rate
 from talkoot.train.states import RUN, States
 from talkoot.world.api import Host, Message
 
 TOPICS = ("arrived", "later", "round", "diverged", "collected")
 
 
-class RoundLead(Seats):
+class RoundLead(Commits):
     """See the module's text; arguments as for :class:`~talkoot.train.lead.Lead`."""
 
     def __init__(
@@ -54,13 +50,10 @@ class RoundLead(Seats):
         super().__init__(world, job, log, observer)
         self.folder, self.stages, self.tokenizer_digest = folder, list(stages), tokenizer_digest
         self.stop_requested = False
-        self.state_hash = ""
         self._begun = self._stopping = False
-        self._diverging = 0  # replicas that have, since the last commit
         self._watched: object = None  # what the watchdog waits for
         self._moved_at = world.now()  # when something was heard that told of progress
         self._collector: PeerId | None = None
-        self._kept: list[frozenset[str]] = []  # blobs of the last stored states
         self._done = False
 
     # -- the run ----------------------------------------------------------------------------------------------
@@ -193,7 +186,8 @@ class RoundLead(Seats):
             self._begun = True
             await self.begin_all()
         await self.welcome()
-        await self._commit()
+        if self._begun:
+            await self.commit()
         self.catch_up()
         if self.stop_requested and not self._stopping:
             self._stopping, self.until, self.changed = True, min(self.until, self.reports.highest + 1), True
@@ -271,8 +265,8 @@ class RoundLead(Seats):
             PeersLost: it is replaced.
             TalkootError: that has happened to too many.
         """
-        self._diverging += 1
-        if self._diverging < len(self.places):
+        self.diverging += 1
+        if self.diverging < len(self.places):
             self.expel(peer, f"it diverged: {said.why}")
         raise TalkootError(
             "training diverged",
@@ -280,47 +274,6 @@ class RoundLead(Seats):
             why=said.why,
             next="lower train.learning_rate or mixing.outer_rate and start a new run",
         )
-
-    async def _commit(self) -> None:
-        """Write down rounds that everybody has reported, in order."""
-        while self._begun and self.places and self.rounds < self.until:
-            places = self.places.values()
-            anybody = any(place.since <= self.rounds for place in places)
-            if not anybody or self.reports.missing(self.rounds, places):
-                return
-            if self.changed:  # the log must say who took part before it says that all of them did
-                await self.publish()
-            self._write_round(self.rounds, self.reports.pop(self.rounds))
-            self.rounds, self._diverging = self.rounds + 1, 0
-
-    def _write_round(self, number: int, reports: list[Report]) -> None:
-        inner, train = self.mixing.inner_steps, self.recipe.train
-        facts = [report.facts for report in reports]
-        steps = min(inner, train.steps - number * inner)
-        committed = Committed(
-            loss=math.fsum(one.loss for one in facts) / len(facts),
-            losses=tuple(one.loss for one in facts),
-            paths=(),
-            tokens=sum(one.tokens for one in facts),
-            learning_rate=learning_rate(train, number * inner + steps - 1),
-            gradient_norm=math.fsum(one.gradient_norm for one in facts) / len(facts),
-            steps=steps,
-        )
-        parents = tuple(report.receipt for report in reports)
-        self.record("train.commit", committed, step=number * inner, parents=parents)
-        judged = [one.held_out for one in facts if one.held_out is not None]
-        if judged:
-            mean = math.fsum(judged) / len(judged)
-            self.record("train.evaluate", Evaluated(loss=mean, tokens=self._held_out_tokens()))
-        blobs = {report.facts.slot: report.blob for report in reports}
-        if all(blobs.values()) and steps == inner:  # a run that is prolonged cannot go on from a cut round
-            self.record("train.kept", Kept(round=number + 1, blobs=tuple(sorted(blobs.items()))))
-            self._kept = [*self._kept, frozenset(blobs.values())][-train.keep_checkpoints :]
-            self.world.blobs.keep_only(set().union(*self._kept))
-
-    def _held_out_tokens(self) -> int:
-        train = self.recipe.train
-        return self.job.held_out_batches * train.microbatch_size * self.recipe.model.context
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -338,6 +291,8 @@ class RoundLead(Seats):
             raise ValueError(collected.problem)
         if self.world.blobs.size(collected.blob) != collected.size and self.job.tokens is not None:
             raise ValueError("the state that it says it stored is not in the store")
+        if not 0 < collected.averaged <= len(self.places) or not math.isfinite(collected.held_out or 0.0):
+            raise ValueError(f"it states a mean of {collected.averaged} with a loss of {collected.held_out}")
         held = [self.mixed.held_out[place.slot] for place in self.places.values() if place.slot in self.mixed.held_out]
         averaged = Averaged(
             replicas=collected.averaged,
@@ -347,30 +302,9 @@ class RoundLead(Seats):
         )
         self.record("train.average", averaged)
         if collected.held_out is not None:
-            self.record("train.evaluate", Evaluated(loss=collected.held_out, tokens=self._held_out_tokens()))
-        self._snapshot(collected)
+            self.record("train.evaluate", Evaluated(loss=collected.held_out, tokens=self.held_out_tokens()))
+        self.store(collected)
         self._done = True
-
-    def _snapshot(self, collected: Collected) -> None:
-        """The mean model as a snapshot like any other: what is exported, served, or trained on."""
-        state_hash = snapshots.state_hash(collected.tensors, self.step)
-        self.state_hash = state_hash
-        if self.folder is None:
-            return
-        manifest = snapshots.Manifest(
-            run=self.world.run,
-            step=self.step,
-            config=self.job.config,
-            tokenizer=self.tokenizer_digest,
-            shards=snapshots.shards(self.stages, [(collected.blob, collected.size)]),
-            state_hash=state_hash,
-            recipe=msgspec.to_builtins(self.recipe),
-        )
-        self.journal.sync()
-        name = snapshots.write_manifest(self.folder, manifest, self.world.blobs.write).name
-        facts = Checkpointed(manifest=name, state_hash=state_hash, num_bytes=collected.size)
-        self.record("train.checkpoint", facts)
-        self.journal.sync()
 
     def end(self, reason: str) -> None:
         """Write down why the run stops here."""

@@ -61,7 +61,7 @@ def _standing_microbatches(run: Run) -> Counter[tuple[int, int, int]]:
     return counted
 
 
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("assign", "save", "loss")])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("assign", "save", "loss", "give")])
 @pytest.mark.parametrize(
     ("replicas", "victim"), [(r, name) for r in (1, 2) for name in peer_names(2 * r)], ids=lambda value: str(value)
 )

@@ -113,13 +113,13 @@ def ahead(docket: Docket, step: int) -> set[str]:
 def test_a_replacement_gets_what_its_name_still_has_before_it():
     docket = Docket([*KILLS.values(), Fault(peer="b", step=9, phase="mix"), Fault(peer="a", step=2, phase="mix")])
     assert len(docket.of("a", 0)) == 6
-    docket.strike_off("a", 3, 3, seated=True, held=True)
+    docket.strike_off("a", range(3, 4), seated=True, held=True)
     assert ahead(docket, 3) == {"assign", "mix", "commit", "idle"}
-    docket.strike_off("a", 3, 3, seated=False, held=False)
+    docket.strike_off("a", range(3, 4), seated=False, held=False)
     assert ahead(docket, 3) == {"mix", "commit", "idle"}
-    docket.strike_off("a", 3, 3, seated=True, held=True)
+    docket.strike_off("a", range(3, 4), seated=True, held=True)
     assert ahead(docket, 3) == {"commit", "idle"}
-    docket.strike_off("a", 4, 4, seated=True, held=True)
+    docket.strike_off("a", range(4, 5), seated=True, held=True)
     assert len(docket.of("a", 4)) == 1, "killed at the commit it did not get idle"
     assert docket.of("a", 5) == ()
     assert docket.of("b", 5) == (Fault(peer="b", step=9, phase="mix"),)
@@ -131,20 +131,20 @@ def test_what_struck_before_the_killer_is_gone_and_what_comes_after_stays():
         for phase, kind in (("begin", "delay"), ("forward", "stop"), ("prepare", "corrupt"))
     )
     docket = Docket([later, brief, slow, Fault(peer="a", step=3, phase="mix", kind="partition")])
-    docket.strike_off("a", 3, 3, seated=True, held=True)
+    docket.strike_off("a", range(3, 4), seated=True, held=True)
     assert docket.of("a", 3) == (later,)
 
 
 def test_a_loss_that_no_fault_explains_strikes_nothing_off():
     docket = Docket([Fault(peer="a", step=3, phase="mix"), Fault(peer="a", step=3, phase="prepare", kind="corrupt")])
-    docket.strike_off("a", 2, 2, seated=True, held=True)
-    docket.strike_off("a", 3, 3, seated=False, held=False)
+    docket.strike_off("a", range(2, 3), seated=True, held=True)
+    docket.strike_off("a", range(3, 4), seated=False, held=False)
     assert ahead(docket, 3) == {"mix", "prepare"}
 
 
 def test_after_a_rollback_faults_are_dropped_by_how_far_the_run_had_come():
     docket = Docket([KILLS["assign"], KILLS["mix"], KILLS["commit"]])
-    docket.strike_off("a", 2, 3, seated=False, held=True)  # everybody's seat was vacated before it was missed
+    docket.strike_off("a", range(3, 4), seated=False, held=True)  # everybody's seat was vacated before it was missed
     assert ahead(docket, 3) == {"assign", "commit"}
 
 
@@ -159,7 +159,7 @@ def test_times_count_from_the_launch_and_signals_are_not_the_peers_to_strike():
 def test_a_group_is_ahead_of_each_of_its_members():
     docket = Docket([Fault(peers=("a", "b"), step=1, phase="mix", kind="partition")])
     assert docket.of("a", 0) == docket.of("b", 0) != ()
-    docket.strike_off("a", 1, 1, seated=True, held=True)
+    docket.strike_off("a", range(1, 2), seated=True, held=True)
     assert docket.of("a", 1) == ()
     assert docket.of("b", 1) != ()
 

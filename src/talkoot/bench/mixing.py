@@ -35,7 +35,9 @@ SAME_BYTES = Arm(
 PAIRS = Arm(name="noloco", mixing={"rule": "noloco"}, note="as released: momentum 0.5, rate and pull 0.7")
 HALF_RATE = Arm(name="noloco, half the rate", mixing={"rule": "noloco"}, rate=0.5)
 NO_PULL = Arm(name="noloco, pull 0", mixing={"rule": "noloco", "pull": 0.0})
-NESTEROV = Arm(name="noloco-nesterov", mixing={"rule": "noloco-nesterov"}, note="ours: momentum 0.9, rate 0.5, pull 0.485")
+NESTEROV = Arm(
+    name="noloco-nesterov", mixing={"rule": "noloco-nesterov"}, note="ours: momentum 0.9, rate 0.5, pull 0.485"
+)
 SHORT = Arm(name="noloco, bfloat16", mixing={"rule": "noloco", "wire": "bfloat16"}, note="half the bytes of float32")
 SHORTER = Arm(
     name="noloco-literal, int8 + bfloat16",

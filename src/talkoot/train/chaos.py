@@ -66,21 +66,19 @@ class Docket:
         ]
         return (*at_points, *at_times)
 
-    def strike_off(self, name: str, step: int, reached: int, *, seated: bool, held: bool) -> None:
+    def strike_off(self, name: str, steps: range, *, seated: bool, held: bool) -> None:
         """Take off what a lost peer's end shows to have struck.
 
         Args:
             name: whose.
-            step: committed steps.
-            reached: the most that there have been: more than ``step`` after a rollback.
+            steps: that it may have been in, by how many had been committed.
             seated, held: whether it had a seat when it was lost, and whether it ever had one.
         """
         kept = self._ahead.get(name, [])
-        at = step if seated else reached
-        due = [fault for fault in kept if held and fault.phase != TAKEOVER and _step_of(fault) == at]
-        due.sort(key=lambda fault: -1 if fault.phase in AFTER_COMMIT else PHASES.index(fault.phase))
+        due = [fault for fault in kept if held and fault.phase != TAKEOVER and _step_of(fault) in steps]
+        due.sort(key=lambda f: (_step_of(f), -1 if f.phase in AFTER_COMMIT else PHASES.index(f.phase)))
         if not seated:
-            due += [fault for fault in kept if fault.phase == TAKEOVER and (fault.step or 0) <= reached]
+            due += [fault for fault in kept if fault.phase == TAKEOVER and (fault.step or 0) < steps.stop]
         killers = [fault for fault in due if _ends(fault)] or [fault for fault in due if fault.kind == "delay"]
         for fault in due[: due.index(killers[0]) + 1] if killers else ():
             kept.remove(fault)

@@ -21,7 +21,7 @@ from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.keepers import Keepers
 from talkoot.train.messages import Cut, Hello, Keeps
 from talkoot.train.records import Facts, Gone, Joined, Warned
-from talkoot.train.roster import Roster
+from talkoot.train.roster import Member, Roster
 from talkoot.train.states import RUN, Moved, States
 from talkoot.train.watchdog import Pulse, Watchdog
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
@@ -282,17 +282,29 @@ class Crew:
         self.watchdog.rest()
         member = roster.members.pop(peer)
         self.keepers.forget(peer)
-        self._docket.strike_off(
-            member.name, self.step, self.furthest, seated=member.stage is not None, held=member.held
-        )
-        self.states.note(member.name, "lost")
-        self.states.note(RUN, "loss")
+        seated = member.stage is not None
+        self._docket.strike_off(member.name, self.in_reach(peer, seated), seated=seated, held=member.held)
+        self.note_loss(member.name)
         self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        if self.step > member.since:
+        if self.has_worked(peer, member):
             roster.attempts.pop(member.name, None)  # the run went on: being lost now and then is not "keeps dying"
         if self.lost_at is None:
             self.lost_at = self.world.now()
         roster.lost.append(member.name)
+
+    def note_loss(self, name: str) -> None:
+        """What a loss does to the states."""
+        self.states.note(name, "lost")
+        self.states.note(RUN, "loss")
+
+    def in_reach(self, peer: PeerId, seated: bool) -> range:
+        """The steps at which a planned fault may have struck a peer that is lost now."""
+        at = self.step if seated else self.furthest
+        return range(at, at + 1)
+
+    def has_worked(self, peer: PeerId, member: Member) -> bool:
+        """Whether the run went on with a peer since its start."""
+        return self.step > member.since
 
     def expel(self, peer: PeerId, reason: str) -> NoReturn:
         """End a peer whose word cannot be taken, and treat it as lost.

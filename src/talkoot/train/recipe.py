@@ -202,7 +202,7 @@ def _ranges(recipe: Recipe) -> Iterator[tuple[str, object, bool, str]]:
 DEVICES = ("auto", "cpu", "cuda", "mps")
 LEAD = "lead"
 # In the order in which a peer that takes over a seat in the middle of a run gets to them.
-PHASES = ("assign", "save", "begin", "forward", "loss", "backward", "mix", "prepare", "commit", "idle")
+PHASES = ("assign", "save", "begin", "forward", "loss", "backward", "mix", "prepare", "commit", "idle", "give")
 LEADS_PHASES = ("begin", "commit", "save")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,9 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry, State, advance
 from talkoot.core.log import Log
+from talkoot.train.mixing import mixing_rules
 from talkoot.train.records import Committed, Gone, Resume, Seated, Start, Worked
+from talkoot.train.rounds.audit import Audit
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +23,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         receipts: how many there are; every signature and the hash chain were checked on the way.
         steps: committed steps that stand after all rollbacks.
-        faults: each violation of "every microbatch in exactly one committed step", in words; empty = it holds.
+        faults: each violation of "every microbatch (or every replica's round) in exactly one commit", in words; empty =
+            it holds.
         lost: names of the peers that were lost, in order.
         replaced: names that were lost and later held a seat again.
         final: the folded state.
@@ -59,44 +63,53 @@ def examine(entries: Iterable[Entry]) -> Findings:
     """Check entries whose signatures and chain hold; ValueError when they cannot follow each other."""
     state, faults, lost, replaced = State(), [], [], []
     worked: dict[str, tuple[int, Worked]] = {}  # receipts not yet cited by a commit, by id
-    standing: dict[int, None] = {}
-    stages = 0
+    standing: dict[int, int] = {}  # committed steps, by the first one of each commit
+    stages, audit = 0, None
     for entry in entries:
         state = advance(state, entry)
         receipt = entry.receipt
+        faults += audit.see(entry) if audit is not None else ()
         match receipt.op:
             case "run.start":
-                stages = len(receipt.read(Start).stages)
+                start = receipt.read(Start)
+                stages, audit = len(start.stages), Audit(start.recipe) if _in_rounds(start) else None
             case "run.resume":
                 stages = len(receipt.read(Resume).stages) or stages  # another cut may hold from here on
             case "train.step":
                 worked[entry.id] = (receipt.step, receipt.read(Worked))
             case "train.commit":
-                cited = [worked.pop(parent) for parent in receipt.parents if parent in worked]
-                if len(cited) != len(receipt.parents):
-                    faults.append(f"step {receipt.step} cites receipts that are unknown or already counted")
-                faults += _count(receipt.step, receipt.read(Committed), cited, stages)
+                facts = receipt.read(Committed)
+                if audit is None:
+                    cited = [worked.pop(parent) for parent in receipt.parents if parent in worked]
+                    if len(cited) != len(receipt.parents):
+                        faults.append(f"step {receipt.step} cites receipts that are unknown or already counted")
+                    faults += _count(receipt.step, facts, cited, stages)
                 if receipt.step in standing:
                     faults.append(f"step {receipt.step} was committed twice")
-                standing[receipt.step] = None
+                standing[receipt.step] = facts.steps
             case "train.rollback":
-                standing = {step: None for step in standing if step < receipt.step}
+                standing = {step: steps for step, steps in standing.items() if step < receipt.step}
             case "peer.lost":
                 lost.append(receipt.read(Gone).name)
             case "peer.seat":
                 name = receipt.read(Seated).name
                 if name in lost and name not in replaced:
                     replaced.append(name)
-    if list(standing) != list(range(len(standing))):
+    if list(standing) != list(accumulate(standing.values(), initial=0))[:-1]:
         faults.append("the committed steps have gaps")
     return Findings(
         receipts=state.position,
-        steps=len(standing),
+        steps=sum(standing.values()),
         faults=tuple(faults),
         lost=tuple(lost),
         replaced=tuple(replaced),
         final=state,
     )
+
+
+def _in_rounds(start: Start) -> bool:
+    rule = start.recipe.get("mixing", {}).get("rule", "ddp")
+    return rule in mixing_rules and mixing_rules[rule].local is True
 
 
 def _count(step: int, facts: Committed, cited: list[tuple[int, Worked]], stages: int) -> list[str]:

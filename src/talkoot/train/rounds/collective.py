@@ -7,10 +7,13 @@ to the others; where nobody has, those who are left begin again (see :func:`agre
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.registry import Registry
+from talkoot.train.messages import Cut
 from talkoot.train.rounds.messages import Ask, Key, Part, Standing
 from talkoot.world.api import Frame
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from talkoot.train.rounds.trainer import Trainer
 
 Collective = Callable[["Trainer", Key, Sequence[PeerId]], Awaitable[None]]
+Use = Callable[[Sequence[Frame]], None]
 collectives: Registry[Collective] = Registry("collective")
 
 
@@ -30,11 +34,11 @@ async def send(peer: Trainer, to: PeerId, key: Key, hop: int, frames: Sequence[F
     await peer.send(to, "part", Part(key, hop), frames)
 
 
-async def receive(peer: Trainer, sender: PeerId, key: Key, hop: int) -> Sequence[Frame]:
-    """The part of that hop.
+async def receive(peer: Trainer, sender: PeerId, key: Key, hop: int, use: Use) -> Sequence[Frame]:
+    """The part of that hop, once it has been used.
 
     Raises:
-        Broken: it will not come.
+        Broken: it will not come, or cannot be used.
     """
     message = None
 
@@ -45,7 +49,17 @@ async def receive(peer: Trainer, sender: PeerId, key: Key, hop: int) -> Sequence
 
     if not await peer.mail.until(heard, peer.job.recipe.train.patience_s) or message is None:
         raise Broken
+    await _use(peer, sender, message.frames, use)
     return message.frames
+
+
+async def _use(peer: Trainer, sender: PeerId, frames: Sequence[Frame], use: Use) -> None:
+    try:
+        use(frames)
+    except (ValueError, TalkootError) as problem:
+        peer.mail.lose(sender, peer.world.now())
+        await peer.tell("cut", Cut(sender, f"what it sent cannot be used: {problem}"))
+        raise Broken from problem
 
 
 @collectives.register("ring")
@@ -57,13 +71,12 @@ async def ring(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     left, right = members[i - 1], members[(i + 1) % n]
     for hop in range(n - 1):
         await send(peer, right, key, hop, replica.part(at, (i - hop) % n, n))
-        replica.add(at, (i - hop - 1) % n, n, await receive(peer, left, key, hop))
+        await receive(peer, left, key, hop, partial(replica.add, at, (i - hop - 1) % n, n))
     whole: Sequence[Frame] = replica.part(at, (i + 1) % n, n)
     replica.put(at, (i + 1) % n, n, whole)  # as the others will read it
     for hop in range(n - 1):
         await send(peer, right, key, n - 1 + hop, whole)
-        whole = await receive(peer, left, key, n - 1 + hop)
-        replica.put(at, (i - hop) % n, n, whole)
+        whole = await receive(peer, left, key, n - 1 + hop, partial(replica.put, at, (i - hop) % n, n))
 
 
 @collectives.register("tree")
@@ -74,15 +87,15 @@ async def tree(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     children: list[int] = []
     while reach < n and i % (2 * reach) == 0:
         if i + reach < n:
-            replica.add(at, 0, 1, await receive(peer, members[i + reach], key, 0))
+            await receive(peer, members[i + reach], key, 0, partial(replica.add, at, 0, 1))
             children.append(i + reach)
         reach *= 2
     if i:
         await send(peer, members[i - reach], key, 0, replica.part(at, 0, 1))
-        whole = await receive(peer, members[i - reach], key, 1)
+        whole = await receive(peer, members[i - reach], key, 1, partial(replica.put, at, 0, 1))
     else:
         whole = replica.part(at, 0, 1)
-    replica.put(at, 0, 1, whole)
+        replica.put(at, 0, 1, whole)  # as the others will read it
     for child in reversed(children):
         await send(peer, members[child], key, 1, whole)
 
@@ -97,7 +110,7 @@ async def direct(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
             await send(peer, member, key, 0, replica.part(at, index, n))
     for member in members:
         if member != peer.world.me:
-            replica.add(at, i, n, await receive(peer, member, key, 0))
+            await receive(peer, member, key, 0, partial(replica.add, at, i, n))
     mine = replica.part(at, i, n)
     replica.put(at, i, n, mine)
     for member in members:
@@ -105,7 +118,7 @@ async def direct(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
             await send(peer, member, key, 1, mine)
     for index, member in enumerate(members):
         if index != i:
-            replica.put(at, index, n, await receive(peer, member, key, 1))
+            await receive(peer, member, key, 1, partial(replica.put, at, index, n))
 
 
 async def gather(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
@@ -115,26 +128,26 @@ async def gather(peer: Trainer, key: Key, members: Sequence[PeerId]) -> None:
     for member in members:
         if member != peer.world.me:
             await send(peer, member, key, 0, mine)
-    parts = [mine if member == peer.world.me else await receive(peer, member, key, 0) for member in members]
     replica.clear(at)
-    for part in parts:
-        replica.add(at, 0, 1, part)
+    for member in members:  # everybody adds in the same order
+        if member == peer.world.me:
+            replica.add(at, 0, 1, mine)
+        else:
+            await receive(peer, member, key, 0, partial(replica.add, at, 0, 1))
 
 
-async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, first: bool) -> int:
+async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collective, *, doubtful: bool) -> int:
     """Form the sum of all messages; returns of how many it is.
 
     Args:
-        first: this is the first exchange in its view: ask who has the sum of this round from the view before.
+        doubtful: somebody may have the sum from a view before: ask.
 
     Raises:
         Broken: begin again in the newest view.
     """
     at, of = (key.round, key.fragment), 0
-    if len(members) > 1 and first:
-        of, given = await _ask(peer, key, members)
-        if of:
-            peer.replica.put(at, 0, 1, given)
+    if len(members) > 1 and doubtful:
+        of = await _ask(peer, key, members)
     if not of:
         of = len(members)
         if of > 1:
@@ -142,17 +155,18 @@ async def agree(peer: Trainer, key: Key, members: Sequence[PeerId], how: Collect
         if peer.broken(key):  # somebody may have been promised that this does not happen any more
             raise Broken
     peer.sums[at] = of
-    for old in [other for other in peer.sums if other[0] < at[0] - 1]:
-        del peer.sums[old]
+    for known in (peer.sums, peer.promised):
+        for old in [other for other in known if other[0] < at[0] - 1]:
+            del known[old]
     return of
 
 
-async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> tuple[int, Sequence[Frame]]:
-    """Of how many the sum is that somebody has, and the sum; 0 when nobody has it."""
+async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> int:
+    """Take the sum that somebody has already; of how many it is, 0 when nobody has it."""
+    at, of = (key.round, key.fragment), 0
     others = [member for member in members if member != peer.world.me]
     for member in others:
         await peer.send(member, "ask", Ask(key))
-    found: tuple[int, Sequence[Frame]] = (0, ())
     for member in others:
         message = None
 
@@ -163,6 +177,6 @@ async def _ask(peer: Trainer, key: Key, members: Sequence[PeerId]) -> tuple[int,
 
         if not await peer.mail.until(heard, peer.job.recipe.train.patience_s) or message is None:
             raise Broken
-        if not found[0]:
-            found = max(0, message.read(Standing).of), message.frames
-    return found
+        if not of and (of := max(0, message.read(Standing).of)):
+            await _use(peer, member, message.frames, partial(peer.replica.adopt, at))
+    return of

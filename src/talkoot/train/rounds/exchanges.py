@@ -13,6 +13,7 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.pairing import pairs
 from talkoot.train.rounds.collective import Broken, agree, collectives, gather
 from talkoot.train.rounds.messages import Key, Place
+from talkoot.train.rounds.replica import Exchange
 from talkoot.train.rounds.swap import Swap
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Exchanges:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._agreed_in = 0  # the view of the last agreement of all
+        self._begun: dict[Exchange, Swap] = {}  # the newest ones
         self._swaps: list[Swap] = []  # whose outcome is not settled
         self._due: list[tuple[int, Swap | Mean]] = []  # merges to come, and after how many inner steps
 
@@ -41,9 +42,12 @@ class Exchanges:
         rounds = [due.key.round for _, due in self._due] + [swap.key.round for swap in self._swaps]
         return min([*rounds, self._trainer.round])
 
-    def enter(self, view: int) -> None:
-        """Take part from this view on."""
-        self._agreed_in = view
+    def passed(self, key: Key, sender: PeerId) -> str:
+        """Why an offer comes in vain, if it does: this replica went another way with that exchange."""
+        swap = self._begun.get((key.round, key.fragment))
+        if swap is None or (swap.awaits(sender) and swap.key == key):
+            return ""
+        return swap.why or "another view"
 
     async def after(self, done: int, steps: int) -> list[Swap]:
         """Begin what is due after ``done`` of this round's ``steps``, and merge what was begun long enough ago."""
@@ -59,7 +63,7 @@ class Exchanges:
 
     async def _begin(self, fragment: int) -> list[Swap]:
         trainer, me = self._trainer, self._trainer.world.name
-        await trainer.reached("mix")
+        await trainer.reached("mix", late=True)
         view, replica = trainer.view, trainer.replica
         places = {place.name: place for place in view.at(trainer.round)}
         delay = int(trainer.mixing.overlap or 0)
@@ -77,11 +81,17 @@ class Exchanges:
             if swap.key.fragment == fragment:
                 await swap.settle(wait=True)
         key = Key(trainer.round, fragment, zlib.crc32(" ".join(sorted(places)).encode()))
-        swap = Swap(trainer, key, PeerId(partner.peer) if partner else None, partner.name if partner else "", weight)
+        swap = Swap(trainer, key, partner, weight)
+        self._begun = {at: one for at, one in self._begun.items() if at[0] >= trainer.round - 1}
+        self._begun[key.round, fragment] = swap
         await swap.begin()
         self._due.append((delay, swap))
         self._swaps.append(swap)
         return [swap]
+
+    async def complete(self) -> None:
+        """Merge everything that is due later."""
+        await self._merge(math.inf)
 
     async def _merge(self, below: float) -> None:
         """Everything that is due in fewer inner steps, in order."""
@@ -89,7 +99,7 @@ class Exchanges:
             _, due = ready[0]
             await (due.merge() if isinstance(due, Swap) else self._merge_mean(due))
             self._due.remove(ready[0])
-            await self._trainer.reached("idle")
+            await self._trainer.reached("idle", late=True)
 
     async def _merge_mean(self, mean: Mean) -> None:
         trainer, at = self._trainer, (mean.key.round, mean.key.fragment)
@@ -101,6 +111,7 @@ class Exchanges:
         trainer = self._trainer
         how = gather if trainer.rule.gather else collectives[trainer.mixing.collective]
         patience_s = trainer.job.recipe.train.patience_s
+        again = False
         while True:
             view = trainer.view
             key = Key(key.round, key.fragment, view.number)
@@ -108,9 +119,9 @@ class Exchanges:
             try:
                 if trainer.broken(key):
                     raise Broken
-                of = await agree(trainer, key, members, how, first=view.number != self._agreed_in)
-                self._agreed_in = view.number
-                return of
+                # Without one's own part nobody can have the sum, unless this replica was not expected yet.
+                doubtful = again or 0 <= trainer.entered >= key.round - 1
+                return await agree(trainer, key, members, how, doubtful=doubtful)
             except Broken:
                 # The lead says who is left.
                 if not await trainer.mail.until(lambda number=view.number: trainer.view.number > number, patience_s):
@@ -121,6 +132,7 @@ class Exchanges:
                         next="look at the lead's machine; the same command resumes",
                     ) from None
                 trainer.replica.restart((key.round, key.fragment))
+                again = True
 
     async def settle(self, *, wait: bool) -> None:
         """Hear whether partners took what they were sent; with ``wait``, until that is clear of all of them."""
@@ -131,7 +143,7 @@ class Exchanges:
 
     async def drain(self) -> None:
         """Merge everything that is under way: nothing of a state may be on the wire when it is stored or judged."""
-        await self._merge(math.inf)
+        await self.complete()
         await self.settle(wait=True)
 
 

@@ -22,14 +22,35 @@ class Donor:
         self._peer = peer
         self._asked: dict[PeerId, int] = {}  # by newcomer, from which round on it may have them
         self._taken: dict[PeerId, dict[int, Message]] = {}
+        self._over = False
 
-    def ask(self, newcomer: PeerId, fetch: Fetch) -> None:
+    async def ask(self, newcomer: PeerId, fetch: Fetch) -> None:
         """Somebody wants this replica's weights as of a round."""
         self._asked[newcomer] = fetch.round
-        self.entered(self._peer.round)
+        if self._over:
+            self._serve(self._peer.round)
+        elif fetch.round <= self._peer.round:
+            await self._peer.send(newcomer, "later", Fetch(self._peer.round + 1))
+
+    def owes(self, round: int) -> bool:
+        """Whether somebody waits for the state with which that round begins."""
+        return any(wanted <= round for wanted in self._asked.values())
+
+    async def later(self, donor: PeerId, fetch: Fetch) -> None:
+        """A donor's state will be that of a later round."""
+        if donor in self._taken:
+            await self._peer.tell("later", fetch)
 
     def entered(self, round: int) -> None:
         """This replica begins that round: whoever waits for it gets its weights."""
+        self._over = False
+        self._serve(round)
+
+    def finish(self) -> None:
+        """This replica has done all its rounds."""
+        self._over = True
+
+    def _serve(self, round: int) -> None:
         for newcomer in [peer for peer, wanted in self._asked.items() if wanted <= round]:
             del self._asked[newcomer]
             self._peer.world.spawn(self._give(newcomer, round, self._peer.replica.donate()), "give")
@@ -38,7 +59,7 @@ class Donor:
         peer, view, name = self._peer, memoryview(state), digest(state)
         count = max(1, -(-len(state) // CHUNK_BYTES))
         for number in range(count):
-            await peer.reached("give")
+            await peer.reached("give", late=True)
             piece = view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
             await peer.send(newcomer, "chunk", Chunk(round, number, count, name), [piece])
 
@@ -47,6 +68,7 @@ class Donor:
         taken = self._taken.get(message.sender)
         if taken is not None:
             taken[message.read(Chunk).number] = message
+            self._peer.work += 1
             self._peer.mail.wake()
 
     async def fetch(self, donor: Contact, round: int, most_bytes: int) -> tuple[int, bytes]:

@@ -127,9 +127,19 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Newcomer to donor, ``fetch``: send your slow weights, once you are in that round."""
+    """Newcomer to donor, ``fetch``: send your slow weights, once you are in that round.
+
+    Donor to newcomer, and newcomer to lead, ``later``: I am past its beginning; it will be that of this later round.
+    """
 
     round: int
+
+
+class Diverging(msgspec.Struct, frozen=True):
+    """Replica to lead, ``diverged``: my numbers are not finite any more, in this round; I stop."""
+
+    round: int
+    why: str
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.train.job import Job
-from talkoot.train.messages import Cut, Hello
+from talkoot.train.messages import Contact, Cut, Hello
 from talkoot.train.rounds.joining import Donor, fetch
 from talkoot.train.rounds.messages import (
     Arrived,
@@ -29,14 +29,14 @@ from talkoot.train.rounds.messages import (
     Took,
     View,
 )
-from talkoot.train.rounds.replica import make_replica
+from talkoot.train.rounds.replica import Exchange, make_replica
 from talkoot.train.rounds.trainer import Trainer
 from talkoot.train.watchdog import Pulse
 from talkoot.world.api import HELLO, LOST, Message, World
 
 FROM_LEAD = ("enter", "view", "collect", "probe", "stop")
 ABOUT_EXCHANGES = {"offer": Offer, "took": Took, "refused": Refused, "part": Part, "standing": Standing}
-FROM_REPLICAS = (*ABOUT_EXCHANGES, "ask", "fetch", "chunk", "weights")
+FROM_REPLICAS = (*ABOUT_EXCHANGES, "ask", "fetch", "later", "chunk", "weights")
 
 
 async def train_replica(world: World, argument: bytes) -> None:
@@ -53,6 +53,7 @@ class RoundPeer(Trainer):
         super().__init__(world, job)
         self.donor = Donor(self)
         self._weights: dict[PeerId, Message] = {}  # of replicas, at the end
+        self._early: dict[tuple[PeerId, Exchange], tuple[Key, PeerId]] = {}  # questions in a view not known here yet
         self._running: asyncio.Task[None] | None = None
 
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
@@ -66,7 +67,7 @@ class RoundPeer(Trainer):
             if message.topic == LOST and message.sender == self.lead:
                 return self._cancel()
             if message.topic == LOST:
-                self.mail.lose(PeerId(message.sender))
+                self.mail.lose(PeerId(message.sender), world.now())
                 await self.tell("cut", Cut(message.sender, "its link broke"))
             elif message.topic not in FROM_LEAD:
                 with suppress(ValueError):  # nonsense is as good as silence
@@ -94,52 +95,97 @@ class RoundPeer(Trainer):
             case "enter" if self._running is None:
                 self._running = tasks.create_task(self._take_part(message.read(Enter)))
             case "view":
-                self._take(message.read(View))
+                await self._take(message.read(View))
+                if self._running is not None and self._running.done() and self.round < self.view.until:
+                    self._running = tasks.create_task(self.train())  # others had gone further than the end
             case "collect":
                 tasks.create_task(self._collect(message.read(Collect)))
             case "probe":
-                await self.tell("pulse", Pulse(self.work, False))
+                await self.tell("pulse", Pulse(self.work, self.waits > 0 or self.idle))
 
-    def _take(self, view: View) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether there is no round to do here: not yet, or not any more."""
+        return self._running is None or self._running.done()
+
+    async def _take(self, view: View) -> None:
+        if self.views and view.number <= self.view.number:
+            return
         for place in view.places:
-            if place.peer != self.world.me and PeerId(place.peer) not in self.mail.gone:
+            if place.peer != self.world.me:  # whoever the lead still counts on gets another chance
+                self.mail.gone.pop(PeerId(place.peer), None)
                 self.world.meet(PeerId(place.peer), place.address)
-        self.views.append(view)
+        self.views = [view]
         self.mail.wake()
+        early, self._early = self._early, {}
+        for key, asker in early.values():
+            await self._answer(key, asker)
 
     async def _hear(self, message: Message) -> None:
+        place = self.view.of(message.sender) if self.views else None
+        if place is None:
+            return  # it is not in the run any more: what it says may be of any time
+        if message.sender in self.mail.gone:
+            self.greet(place)
         match message.topic:
             case "ask":
                 await self._answer(message.read(Ask).key, message.sender)
             case "fetch":
-                self.donor.ask(message.sender, message.read(Fetch))
+                await self.donor.ask(message.sender, message.read(Fetch))
+            case "later":
+                await self.donor.later(message.sender, message.read(Fetch))
             case "chunk":
                 self.donor.take(message)
             case "weights":
                 self._weights[message.sender] = message
                 self.mail.wake()
             case topic:
-                facts = message.read(ABOUT_EXCHANGES[topic])
-                number = facts.hop if isinstance(facts, Part) else 0
-                kept = self.mail.put(facts.key, message, self.exchanges.oldest, number)
-                if not kept and topic == "offer":
-                    await self.send(message.sender, "refused", Refused(facts.key, "another round"))
+                await self._hear_of_exchange(message, message.read(ABOUT_EXCHANGES[topic]))
+
+    async def _hear_of_exchange(self, message: Message, facts: Offer | Took | Refused | Part | Standing) -> None:
+        key, number = facts.key, facts.hop if isinstance(facts, Part) else 0
+        if not 0 <= key.fragment < int(self.mixing.fragments or 1):
+            return
+        over = message.topic == "offer" and self.exchanges.passed(key, message.sender)
+        if over or not self.mail.put(key, message, self.exchanges.oldest, number):
+            await self.refuse([(key, message.sender)] if message.topic == "offer" else [], over or "another round")
 
     async def _answer(self, key: Key, asker: PeerId) -> None:
         at = (key.round, key.fragment)
+        if key.view > self.view.number:  # a promise about a view that may not exist would bind for ever
+            self._early[asker, at] = (key, asker)
+            return
         of = self.sums.get(at, 0)
-        if not of:
+        if not of and self.round - 1 <= key.round <= self.round + 1:
             self.promised[at] = max(self.promised.get(at, 0), key.view)
             self.mail.wake()
-        await self.send(asker, "standing", Standing(key, of), self.replica.part(at, 0, 1) if of else ())
+        await self.send(asker, "standing", Standing(key, of), self.replica.total(at) if of else ())
 
-    def began(self) -> None:
+    def finished(self) -> None:
+        self.donor.finish()
+
+    def owes(self, round: int) -> bool:
+        return self.donor.owes(round)
+
+    async def rejoin(self, since: int) -> None:
+        self.round = since
+        donors = [Contact(place.peer, place.address) for place in self.view.places if place.peer != self.world.me]
+        self.world.random(f"donors {since}").shuffle(donors)
+        enter = Enter(
+            slot=self.slot, round=since, donors=tuple(donors), wanted=self.mixing.joiner_donors, view=self.view
+        )
+        with suppress(ValueError):  # nobody has any to give: then these are as good as others
+            self.round, _ = await fetch(self, enter)
+        await self.began()
+
+    async def began(self) -> None:
         self.donor.entered(self.round)
+        await self.refuse(self.mail.forget(self.exchanges.oldest), "another round")
 
     async def _take_part(self, enter: Enter) -> None:
         try:
             self.slot, self.round = enter.slot, enter.round
-            self._take(enter.view)
+            await self._take(enter.view)
             self._step = enter.round * self.mixing.inner_steps
             await self.reached("assign", late=True)
             self.replica = make_replica(self.job, self.rule, enter.slot)
@@ -152,8 +198,7 @@ class RoundPeer(Trainer):
         except (ValueError, KeyError, OSError, TalkootError) as problem:
             await self.tell("arrived", Arrived(round=enter.round, problem=str(problem)))
             return
-        self.exchanges.enter(enter.view.number)
-        self.began()
+        await self.began()
         await self.tell("arrived", Arrived(round=self.round, donors=tuple(donors)))
         await self.train()
 
@@ -173,10 +218,10 @@ class RoundPeer(Trainer):
         )
         found = [self._weights[peer].frames for peer in others if peer in self._weights]
         try:
-            self.replica.average([self.replica.weights(), *found])
+            averaged = self.replica.average([self.replica.weights(), *found])
             held_out = await self.evaluate()
             state, tensors = self.replica.snapshot(self.round * self.mixing.inner_steps)
-            blob, averaged = world.blobs.put(state), 1 + len(found)
+            blob = world.blobs.put(state)
             answer = Collected(blob=blob, size=len(state), tensors=tensors, averaged=averaged, held_out=held_out)
         except (ValueError, TalkootError) as problem:
             answer = Collected(problem=str(problem))

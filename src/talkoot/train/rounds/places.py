@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -12,14 +13,18 @@ from talkoot.core.log import Log
 from talkoot.train.crew import Crew
 from talkoot.train.job import Job
 from talkoot.train.journal import Observer
-from talkoot.train.messages import Contact
-from talkoot.train.mixing import settled
-from talkoot.train.rounds.messages import Enter, Place, View
+from talkoot.train.messages import Contact, Cut
+from talkoot.train.mixing import mixing_rules, settled
+from talkoot.train.records import Seated, Warned
+from talkoot.train.roster import Member
+from talkoot.train.rounds.messages import Arrived, Enter, Place, View
 from talkoot.train.rounds.records import MixingState, Viewed
+from talkoot.train.rounds.reports import Reports
 from talkoot.train.states import RUN
-from talkoot.world.api import Host
+from talkoot.world.api import Host, Message
 
 AHEAD = 2  # rounds before a newcomer's first one: time to be heard of, and to fetch its weights
+BEHIND = 4  # rounds after which somebody who meets nobody any more begins again from others' weights
 
 
 class Seats(Crew):
@@ -28,7 +33,9 @@ class Seats(Crew):
     Attributes:
         places: of everybody who takes part, or will.
         slots: which share of the data each name trains on.
-        rounds, highest, until: committed ones; those that somebody has done; how many there are to be.
+        reports: what they say of rounds that are not committed yet.
+        rounds, until: committed ones; how many there are to be.
+        changed: whether the newest view is not what holds any more.
     """
 
     program = "talkoot.train.rounds.peer:train_replica"
@@ -36,17 +43,31 @@ class Seats(Crew):
     def __init__(self, world: Host, job: Job, log: Log, observer: Observer) -> None:
         super().__init__(world, job, log, observer)
         self.mixing = settled(self.recipe.mixing)
+        rule = mixing_rules[self.mixing.rule]
+        self.apart = rule.local is True and rule.partners != "all"  # each goes on whatever becomes of another
         names = [*self.recipe.swarm.peers, *(joiner.name for joiner in self.recipe.swarm.joiners)]
         self.slots = {name: slot for slot, name in enumerate(names)}
         self.places: dict[PeerId, Place] = {}
-        self.until = math.ceil(self.recipe.train.steps / self.mixing.inner_steps)
-        self.rounds = self.highest = 0
-        self._number = 0
+        self.reports = Reports(self.recipe, world.run)
+        self.planned = self.until = math.ceil(self.recipe.train.steps / self.mixing.inner_steps)
+        self.rounds = 0
+        self.changed = False
+        self._number = self.mixed.number
 
     @property
     def mixed(self) -> MixingState:
         """The log's chapter about rounds."""
         return self.state["mixing"]
+
+    def arrived(self) -> list[PeerId]:
+        """Those who have weights, by slot."""
+        places = sorted(self.places.items(), key=lambda item: item[1].slot)
+        return [peer for peer, _ in places if self.roster.members[peer].stage is not None]
+
+    def ready(self) -> bool:
+        """Whether everybody is there who is still to come."""
+        names = self.roster.names()
+        return bool(names) and all(name in names or not self.roster.returns(name) for name in self.roster.home)
 
     async def begin_all(self) -> None:
         """Everybody is there."""
@@ -56,18 +77,20 @@ class Seats(Crew):
             self.states.note(member.name, "assign")
         self.states.note(RUN, "begin")
         view = self.write_view()
+        able = [peer for peer, place in self.places.items() if place.slot in kept]
         for peer, place in self.places.items():
             enter = Enter(slot=place.slot, round=self.rounds, blob=kept.get(place.slot, ""), view=view)
             if self.rounds and not enter.blob:  # it was not there when the others were stored
-                enter = msgspec.structs.replace(enter, donors=self._donors(peer, [*self.places]))
+                enter = msgspec.structs.replace(enter, donors=self._donors(peer, able))
             await self.tell(peer, "enter", enter, self.step)
 
     async def welcome(self) -> None:
-        """Newcomers: a place from some round on, and who gives them weights."""
+        """Newcomers: a place from some round on, and who gives them weights. None where the end is near."""
+        first = self.reports.highest + AHEAD
         fresh = [peer for peer in self.roster.members if peer not in self.places]
-        first = min(self.highest + AHEAD, max(self.until - 1, 0))
-        seated = [peer for peer in self.places if self.roster.members[peer].stage is not None]
-        donors = {peer: self._donors(peer, seated or [*self.places]) for peer in fresh}
+        if not fresh or first >= self.until:
+            return
+        donors = {peer: self._donors(peer, self.arrived() or [*self.places]) for peer in fresh}
         for peer in fresh:
             self._place(peer, first)
             self.states.note(self.roster.name_of(peer), "assign")
@@ -86,14 +109,57 @@ class Seats(Crew):
 
     def _donors(self, newcomer: PeerId, able: Collection[PeerId]) -> tuple[Contact, ...]:
         """Who can give weights, in an order drawn for this newcomer."""
-        chance = self.world.random(f"donors {self.roster.name_of(newcomer)} {self.highest}")
+        chance = self.world.random(f"donors {self.roster.name_of(newcomer)} {self.reports.highest}")
         found = sorted((self.places[peer] for peer in able if peer != newcomer), key=lambda place: place.slot)
         chance.shuffle(found)
         return tuple(Contact(place.peer, place.address) for place in found)
 
+    def arrive(self, peer: PeerId, said: Arrived) -> None:
+        """A newcomer has weights, or could get none.
+
+        Raises:
+            ValueError: that cannot be.
+        """
+        member = self.roster.members[peer]
+        if said.problem:
+            self.expel(peer, f"it could not begin: {said.problem}")
+        if member.stage is not None:
+            raise ValueError("it has begun long ago")
+        self.postpone(peer, said.round)
+        self.states.note(member.name, "ready")
+        self.states.note(member.name, "accept")
+        names = [self.places[PeerId(donor)].name for donor in said.donors if PeerId(donor) in self.places]
+        source = ("replica " + ", ".join(names)) if names else (f"round {self.rounds}" if self.rounds else "start")
+        member.stage, member.held = 0, True
+        self.record("peer.seat", Seated(peer=peer, name=member.name, stage=0, source=source))
+
+    def postpone(self, peer: PeerId, round: int) -> None:
+        """Somebody takes part only from that round on.
+
+        Raises:
+            ValueError: there is no such round.
+        """
+        place = self.places[peer]
+        if not 0 <= round <= self.planned:
+            raise ValueError(f"there is no round {round}")
+        if round > place.since:
+            self.places[peer] = msgspec.structs.replace(place, since=round)
+            self.changed = True
+
+    def catch_up(self) -> None:
+        """Let somebody who meets nobody any more begin again with the others, from their weights: one at a time."""
+        here = [self.places[peer] for peer in self.arrived()]
+        since = self.reports.highest + AHEAD
+        if self.apart and len(here) > 1 and since < self.until and (behind := self.reports.behind(here, BEHIND)):
+            place = behind[0]
+            self.reports.far.clear()
+            self.record("run.warning", Warned(text=f"{place.name} meets nobody any more and begins again from others"))
+            self.postpone(PeerId(place.peer), since)
+
     def write_view(self) -> View:
         """A new view, and the word for it in the log."""
         self._number += 1
+        self.changed = False
         places = tuple(sorted(self.places.values(), key=lambda place: place.slot))
         facts = Viewed(
             number=self._number,
@@ -112,3 +178,27 @@ class Seats(Crew):
             if peer not in but:
                 await self.tell(peer, "view", view, self.step)
         return view
+
+    # -- what the crew leaves open -----------------------------------------------------------------------------
+
+    def _cut(self, message: Message) -> None:
+        """Two replicas cannot reach each other. Where groups are of two, they only step alone when they are paired."""
+        with suppress(ValueError):
+            if self.apart and message.read(Cut).peer != message.sender:
+                return
+        super()._cut(message)
+
+    def note_loss(self, name: str) -> None:
+        super().note_loss(name)
+        for event in ("drained", "mend"):  # nobody stops for it
+            self.states.note(RUN, event)
+
+    def in_reach(self, peer: PeerId, seated: bool) -> range:
+        inner = self.mixing.inner_steps
+        place = self.places.get(peer)
+        done = max(self.reports.of.get(peer, 0), place.since if place and seated else 0)
+        at = inner * done if seated else self.furthest
+        return range(at + 1 + AHEAD * inner)  # some points are passed in some steps only, and faults wait for them
+
+    def has_worked(self, peer: PeerId, member: Member) -> bool:
+        return peer in self.reports.of

@@ -14,6 +14,7 @@ from talkoot.world.api import Blank, Frame
 
 UPDATE_FLOPS = 12.0  # per parameter: AdamW's arithmetic
 SAMPLE = (16, 256, 256)  # for telemetry: at least, at most, and of how many numbers one
+FAR = "it is too far away"  # why a message was not merged, where that says more about the one than about the other
 Exchange = tuple[int, int]  # round and fragment
 
 
@@ -26,6 +27,10 @@ class Apart(NamedTuple):
 
 class Unmergeable(ValueError):
     """A message that is not merged: damaged, not finite, or too far away."""
+
+
+class Diverged(ArithmeticError):
+    """One's own numbers are not finite any more."""
 
 
 class ReplicaCompute(Protocol):
@@ -45,7 +50,11 @@ class ReplicaCompute(Protocol):
         ...
 
     def message(self, key: Exchange, weight: float) -> list[Frame]:
-        """What the rule sends for a fragment now; it is remembered for the merge. See :class:`RoundRule`."""
+        """What the rule sends for a fragment now; it is remembered for the merge. See :class:`RoundRule`.
+
+        Raises:
+            Diverged: it is not finite.
+        """
         ...
 
     def merge(self, key: Exchange, frames: Sequence[Frame] | None) -> Apart | None:
@@ -69,11 +78,19 @@ class ReplicaCompute(Protocol):
         ...
 
     def add(self, key: Exchange, index: int, count: int, frames: Sequence[Frame]) -> None:
-        """Add to a slice of the sum."""
+        """Add to a slice of the sum; ValueError or TalkootError when the frames are no such slice."""
         ...
 
     def put(self, key: Exchange, index: int, count: int, frames: Sequence[Frame]) -> None:
-        """Replace a slice of the sum."""
+        """Replace a slice of the sum; errors as above."""
+        ...
+
+    def total(self, key: Exchange) -> list[Frame]:
+        """The whole sum, every bit of it, whatever the wire's precision."""
+        ...
+
+    def adopt(self, key: Exchange, frames: Sequence[Frame]) -> None:
+        """Take such a sum for one's own; errors as above."""
         ...
 
     def clear(self, key: Exchange) -> None:
@@ -85,7 +102,11 @@ class ReplicaCompute(Protocol):
         ...
 
     def finish(self, key: Exchange, members: int) -> None:
-        """Merge the mean: the sum over that many; it is remembered until the fragment's next message."""
+        """Merge the mean: the sum over that many; it is remembered until the fragment's next message.
+
+        Raises:
+            Diverged: it is not finite.
+        """
         ...
 
     def donate(self) -> bytes:
@@ -112,8 +133,12 @@ class ReplicaCompute(Protocol):
         """The slow weights, to be averaged at the end."""
         ...
 
-    def average(self, all_weights: Sequence[Sequence[Frame]]) -> None:
-        """Take the mean of several replicas' weights for one's own; ValueError when they do not fit."""
+    def average(self, all_weights: Sequence[Sequence[Frame]]) -> int:
+        """Take the mean of several replicas' weights for one's own; how many of them could be used.
+
+        Raises:
+            ValueError: none could.
+        """
         ...
 
     def snapshot(self, step: int) -> tuple[bytes, dict[str, str]]:
@@ -173,6 +198,12 @@ class BlankReplica:
 
     put = add
 
+    def total(self, key: Exchange) -> list[Frame]:
+        return [Blank(4 * self.num_values // self.fragments) for _ in self._rule.contents]
+
+    def adopt(self, key: Exchange, frames: Sequence[Frame]) -> None:
+        pass
+
     def finish(self, key: Exchange, members: int) -> None:
         pass
 
@@ -194,8 +225,8 @@ class BlankReplica:
     def weights(self) -> list[Frame]:
         return [Blank(4 * self.num_values)]
 
-    def average(self, all_weights: Sequence[Sequence[Frame]]) -> None:
-        pass
+    def average(self, all_weights: Sequence[Sequence[Frame]]) -> int:
+        return len(all_weights)
 
     def snapshot(self, step: int) -> tuple[bytes, dict[str, str]]:
         return b"", {}

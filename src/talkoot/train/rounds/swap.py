@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from talkoot.core.ids import PeerId
-from talkoot.train.rounds.messages import Key, Offer, Refused, Took
+from talkoot.train.rounds.messages import Key, Offer, Place, Refused, Took
 from talkoot.train.rounds.replica import Apart, Unmergeable
 
 if TYPE_CHECKING:
@@ -55,26 +55,31 @@ class Swap:
         settled: it is over, and its outcome stands.
     """
 
-    def __init__(self, peer: Trainer, key: Key, partner: PeerId | None, name: str, weight: float) -> None:
-        self._peer, self.key, self._partner, self.name, self._weight = peer, key, partner, name, weight
+    def __init__(self, peer: Trainer, key: Key, partner: Place | None, weight: float) -> None:
+        self._peer, self.key, self._place, self._weight = peer, key, partner, weight
+        self.name, self._partner = (partner.name, PeerId(partner.peer)) if partner else ("", None)
         self._at = (key.round, key.fragment)
         self.why, self.settled, self.one_sided = "", False, False
         self.apart: Apart | None = None
-        self.merged = False
+        self.merged = self._took = False
         self._until = 0.0
 
     async def begin(self) -> None:
         """Send one's own message."""
         peer = self._peer
         frames = await peer.crunch(lambda: peer.replica.message(self._at, self._weight), peer.replica.num_values)
-        if self._partner is None:
+        if self._place is None or self._partner is None:
             self.why = "odd"
-        elif self._partner in peer.mail.gone:
+        elif not peer.reaches(self._place):
             self.why = "gone"
         else:
             for key, sender in peer.mail.stale(*self._at, self.key.view):
                 await peer.send(sender, "refused", Refused(key, "another view"))
             await peer.send(self._partner, "offer", Offer(self.key), frames)
+
+    def awaits(self, sender: PeerId) -> bool:
+        """Whether an offer of that replica can still be merged."""
+        return self._partner == sender and not self.why and not self.merged
 
     def _gone(self) -> bool:
         return self._partner in self._peer.mail.gone
@@ -85,20 +90,22 @@ class Swap:
         if self.why or partner is None:
             await self._alone(self.why)
             return
-        started, offer, refused = peer.world.now(), None, None
+        started, offer, refused, took = peer.world.now(), None, None, None
 
         def heard() -> bool:
-            nonlocal offer, refused
+            nonlocal offer, refused, took
             offer = offer or peer.mail.take(self.key, "offer", partner)
             refused = refused or peer.mail.take(self.key, "refused", partner)
-            return offer is not None or refused is not None or self._gone()
+            took = took or peer.mail.take(self.key, "took", partner)
+            return bool(offer or refused or took or self._gone())
 
-        in_time = await peer.wait(heard, peer.waits.limit_s(peer.round_s))
-        if offer is None:
-            reason = "gone" if self._gone() else (refused.read(Refused).why if refused else "late")
-            await self._alone(reason if in_time or refused else "late")
+        await peer.wait(heard, peer.patience.limit_s(peer.round_s))
+        if offer is None or refused is not None:
+            lost = "lost" if took else "late"  # messages keep their order: who has taken mine has sent its own
+            await self._alone("gone" if self._gone() else refused.read(Refused).why if refused else lost)
             return
-        peer.waits.note(peer.world.now() - started)
+        self._took = took is not None
+        peer.patience.note(peer.world.now() - started)
         frames = offer.frames
         try:
             self.apart = await peer.crunch(lambda: peer.replica.merge(self._at, frames), peer.replica.num_values)
@@ -121,23 +128,24 @@ class Swap:
         peer, partner = self._peer, self._partner
         if self.settled or partner is None:
             return
-        took = refused = None
+        took, refused = self._took, None
 
         def heard() -> bool:
             nonlocal took, refused
-            took = took or peer.mail.take(self.key, "took", partner)
+            took = took or peer.mail.take(self.key, "took", partner) is not None
             refused = refused or peer.mail.take(self.key, "refused", partner)
-            return took is not None or refused is not None or self._gone()
+            return took or refused is not None or self._gone()
 
         if wait:
             await peer.wait(heard, self._until - peer.world.now())
-        if took is None and (heard() or peer.world.now() >= self._until) and took is None:
+        done = heard() or peer.world.now() >= self._until
+        if refused is not None or (done and not took):
             self.why = "gone" if self._gone() else (refused.read(Refused).why if refused else "no word")
             self.one_sided, self.merged = not refused and not self._gone(), False
             peer.replica.take_back(self._at)
             self.settled = True
             if not self._gone():
                 await peer.send(partner, "refused", Refused(self.key, self.why))
-        elif took is not None:
+        elif took:
             peer.replica.settle(self._at)
             self.settled = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from talkoot.train.frames import from_frame, to_frame
 from talkoot.train.job import Job, make_stage
 from talkoot.train.mixing import RoundRule, settled, wires
 from talkoot.train.mixing.codecs import codecs
-from talkoot.train.rounds.replica import Apart, Exchange, Unmergeable, costs, sampled, share, slots
+from talkoot.train.rounds.replica import FAR, Apart, Diverged, Exchange, Unmergeable, costs, sampled, share, slots
 from talkoot.train.seating import scale_of
 from talkoot.train.tensors import TensorStage
 from talkoot.world.api import Frame
@@ -139,6 +140,8 @@ class TensorReplica:
         slow, buffers = self._parts(fragment)
         fast = self._gather(self._stage.weights(), fragment)
         vectors = self._rule.message(self._mixing, slow, buffers, fast, weight)
+        if not all(bool(torch.isfinite(vector).all()) for vector in vectors):
+            raise Diverged("its weights are not finite")
         frames = self._encode(vectors)
         own = self._decode(frames, vectors)
         self._rule.sent(self._mixing, buffers, vectors, own)
@@ -168,10 +171,10 @@ class TensorReplica:
             raise Unmergeable("it is not finite")
         usual = self._usual.get(key[1], square)
         if square > self._mixing.distance**2 * max(usual, 1e-30):
-            raise Unmergeable(f"it is {math.sqrt(square / max(usual, 1e-30)):.0f} times as far away as is usual")
+            raise Unmergeable(f"{FAR}: {math.sqrt(square / max(usual, 1e-30)):.0f} times as far as is usual")
         self._usual[key[1]] = usual + USUAL * (square - usual)
         self._apply(key, held, [(one + two) * 0.5 for one, two in zip(held.own, theirs, strict=True)])
-        slow, progress = (float(part) for part in (held.samples.cpu() - samples).square().mean(1))
+        slow, progress = (float(part) for part in (held.samples.cpu() - samples).double().square().mean(1))
         return Apart(slow, progress)
 
     def _apply(self, key: Exchange, held: _Held, means: Sequence[Tensor]) -> None:
@@ -224,6 +227,16 @@ class TensorReplica:
         for part, arrived in zip(mine, self._decode(frames, mine), strict=True):
             part.copy_(arrived)
 
+    def total(self, key: Exchange) -> list[Frame]:
+        return [to_frame(total.to(torch.float32).clone()) for total in self._held[key].total]
+
+    def adopt(self, key: Exchange, frames: Sequence[Frame]) -> None:
+        held = self._held[key]
+        if len(frames) != len(held.total):
+            raise ValueError(f"a sum has {len(held.total)} vectors, this one {len(frames)}")
+        for total, frame in zip(held.total, frames, strict=True):
+            total.copy_(from_frame(frame, torch.float32, total.shape, total.device))
+
     def clear(self, key: Exchange) -> None:
         for total in self._held[key].total:
             total.zero_()
@@ -235,7 +248,7 @@ class TensorReplica:
     def finish(self, key: Exchange, members: int) -> None:
         held = self._held[key]
         if not all(bool(torch.isfinite(total).all()) for total in held.total):
-            raise Unmergeable("the mean is not finite")
+            raise Diverged("the mean of all is not finite")
         self._apply(key, held, [total / members for total in held.total])
         held.before = None
 
@@ -250,6 +263,7 @@ class TensorReplica:
         for name in self._buffers:
             self._buffers[name] = torch.stack([one[f"buffer/{name}"] for one in read]).mean(0)
         self._stage.put_weights(self._slow)
+        self._usual.clear()
 
     def _read(self, state: bytes, names: Sequence[str]) -> dict[str, Tensor]:
         try:
@@ -287,17 +301,18 @@ class TensorReplica:
     def weights(self) -> list[Frame]:
         return [to_frame(self._slow.clone())]
 
-    def average(self, all_weights: Sequence[Sequence[Frame]]) -> None:
-        total = torch.zeros_like(self._slow, dtype=torch.float64)
+    def average(self, all_weights: Sequence[Sequence[Frame]]) -> int:
+        total, used = torch.zeros_like(self._slow, dtype=torch.float64), 0
         for frames in all_weights:
-            if len(frames) != 1:
-                raise ValueError("a replica's weights are one vector")
-            total += from_frame(frames[0], torch.float32, total.shape, total.device)
-        mean = (total / len(all_weights)).float()
-        if not bool(torch.isfinite(mean).all()):
-            raise ValueError("the mean of all weights is not finite")
-        self._slow = mean
-        self._stage.put_weights(mean)
+            with suppress(TalkootError, IndexError):  # one replica's nonsense does not spoil the others' mean
+                weights = from_frame(frames[0], torch.float32, total.shape, total.device)
+                if bool(torch.isfinite(weights).all()):
+                    total, used = total + weights, used + 1
+        if not used:
+            raise ValueError("no replica's weights are finite")
+        self._slow = (total / used).float()
+        self._stage.put_weights(self._slow)
+        return used
 
     def snapshot(self, step: int) -> tuple[bytes, dict[str, str]]:
         self._stage.put_weights(self._slow)

@@ -5,6 +5,7 @@ Nothing here waits for the lead.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -17,10 +18,10 @@ from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.train.job import Job
 from talkoot.train.mixing import RoundRule, mixing_rules, settled
 from talkoot.train.rounds.exchanges import Exchanges
-from talkoot.train.rounds.mail import Mail
-from talkoot.train.rounds.messages import Done, Key, View
+from talkoot.train.rounds.mail import Mail, Offered
+from talkoot.train.rounds.messages import Diverging, Done, Key, Place, Refused, View
 from talkoot.train.rounds.records import Rounded
-from talkoot.train.rounds.replica import Exchange, ReplicaCompute, share
+from talkoot.train.rounds.replica import Diverged, Exchange, ReplicaCompute, share
 from talkoot.train.rounds.swap import Swap, Waits
 from talkoot.train.schedule import learning_rate
 from talkoot.world.api import Frame, World, frame_bytes
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 REWARM = 20  # inner steps over which a newcomer without moments comes up to the learning rate
 MERGE_FLOPS = 10.0  # per number
+AGAIN_S = 20.0  # until a broken link is tried again
 
 
 class Trainer:
@@ -54,10 +56,11 @@ class Trainer:
             raise ValueError(f"{job.recipe.mixing.rule} is no rule about rounds")
         self.rule: RoundRule = rule
         self.mixing = settled(job.recipe.mixing)
-        self.mail, self.waits, self.exchanges = Mail(), Waits(self.mixing.deadline_s), Exchanges(self)
+        self.mail, self.patience, self.exchanges = Mail(), Waits(self.mixing.deadline_s), Exchanges(self)
         self.sums: dict[Exchange, int] = {}
         self.promised: dict[Exchange, int] = {}
-        self.views: list[View] = []
+        self.views: list[View] = []  # the newest one, once there is one
+        self.waits = 0  # how many wait for others here
         self.generation = self.work = 0
         self.slot, self.round, self.round_s, self.entered = 0, 0, 0.0, -1
         self._step = 0  # the inner step under way, by the run's count
@@ -97,10 +100,30 @@ class Trainer:
     async def waiting(self, work: Awaitable[T]) -> T:
         """What others have to do with counts as waiting."""
         started = self.world.now()
+        self.waits += 1
         try:
             return await work
         finally:
+            self.waits -= 1
             self._wait_s += self.world.now() - started
+
+    def greet(self, place: Place) -> None:
+        """Open a link again that broke."""
+        self.mail.gone.pop(PeerId(place.peer), None)
+        self.world.meet(PeerId(place.peer), place.address)
+
+    def reaches(self, place: Place) -> bool:
+        """Whether a partner is worth a message: a broken link is tried again now and then."""
+        since = self.mail.gone.get(PeerId(place.peer))
+        if since is not None and self.world.now() - since >= AGAIN_S:
+            self.greet(place)
+            return True
+        return since is None
+
+    async def refuse(self, offered: Offered, why: str) -> None:
+        """Tell whoever offered something that it will not be merged."""
+        for key, sender in offered:
+            await self.send(sender, "refused", Refused(key, why))
 
     async def crunch(self, work: Callable[[], T], numbers: int) -> T:
         """A message's or a merge's arithmetic on so many numbers."""
@@ -118,10 +141,20 @@ class Trainer:
 
     async def train(self) -> None:
         """Round after round, until the view says that it is enough."""
-        while self.round < self.view.until:
-            await self._do_round()
-        await self.exchanges.drain()
+        try:
+            while self.round < self.view.until:
+                await self._do_round()
+                place = self.view.of(self.world.me)
+                if place is not None and place.since > self.round:
+                    await self.exchanges.drain()
+                    await self._report()
+                    await self.rejoin(place.since)
+            await self.exchanges.drain()
+        except Diverged as problem:  # nobody may get numbers like these
+            await self.tell("diverged", Diverging(self.round, str(problem)))
+            return
         await self._report()
+        self.finished()
 
     async def _do_round(self) -> None:
         started, self._wait_s, self._busy_s, self._sent = self.world.now(), 0.0, 0.0, 0
@@ -153,13 +186,25 @@ class Trainer:
         )
         self._unreported.append((facts, swaps, started))
         self.round_s = self.world.now() - started
+        if self.owes(self.round + 1):  # a newcomer's state must not lack what others merge later
+            await self.exchanges.complete()
         self.round += 1
-        self.mail.forget(self.exchanges.oldest)
-        self.began()
+        await self.began()
         await self._report()
 
-    def began(self) -> None:
+    async def began(self) -> None:
         """A round begins."""
+
+    async def rejoin(self, since: int) -> None:
+        """Leave out rounds and begin again from others' weights: one's own are too far from theirs."""
+        self.round = since
+
+    def finished(self) -> None:
+        """There are no more rounds to do."""
+
+    def owes(self, round: int) -> bool:
+        """Whether somebody waits for the state with which that round begins."""
+        return False
 
     def _nominal(self) -> int:
         """Inner steps that a replica of full speed takes in this round."""
@@ -178,9 +223,11 @@ class Trainer:
         since = self._step - self.entered * self.mixing.inner_steps
         if self.entered >= 0 and since < REWARM:
             rate *= (since + 1) / REWARM
-        found = await self._compute(lambda: self.replica.step(self._step, rate), self.replica.step_flops)
+        loss, norm = await self._compute(lambda: self.replica.step(self._step, rate), self.replica.step_flops)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Diverged(f"the loss or the gradient of step {self._step} is not finite")
         await self.reached("forward")
-        return found
+        return loss, norm
 
     async def evaluate(self) -> float | None:
         """Held-out loss of the slow weights, where there is held-out text."""

@@ -70,7 +70,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         curve: mean held-out loss of the replicas after each round.
         averaged, best: of the mean model, and of the best replica, at the end.
-        slow, progress: after the first quarter of the run, the variance over replicas of a slow weight and of its outer gradient.
+        slow, progress: after the first quarter of the run, the variance over replicas of a slow weight and of its
+            outer gradient.
         round_bytes: sent per replica and :data:`INNER` steps.
         parameters: of the model.
         idle, alone: shares of time waiting and of rounds without a partner.

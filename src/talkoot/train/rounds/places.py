@@ -52,7 +52,7 @@ class Seats(Crew):
         self.planned = self.until = math.ceil(self.recipe.train.steps / self.mixing.inner_steps)
         self.rounds = 0
         self.changed = False
-        self._number = self.mixed.number
+        self._number = self.mixed.view.number if self.mixed.view else 0
 
     @property
     def mixed(self) -> MixingState:

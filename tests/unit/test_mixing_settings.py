@@ -61,11 +61,9 @@ def test_a_setting_that_the_rule_has_no_use_for_is_refused_with_the_rules_that_h
         ("sparseloco", {"density": 0.0}),
         ("sparseloco", {"density": 1.1}),
         ("sparseloco", {"feedback": 1.1}),
-        ("noloco", {"lease_s": 0.0}),
         ("noloco", {"deadline_s": 0.0}),
         ("noloco", {"joiner_donors": 0}),
         ("noloco", {"distance": 1.0}),
-        ("noloco", {"report_every": -1}),
     ],
 )
 def test_values_out_of_range_are_refused_by_key(rule, settings):

@@ -15,6 +15,7 @@ from talkoot.train.records import Start
 
 FREE_SECTIONS = ("name", "swarm", "network", "faults")  # parts of a recipe that may differ when a run is resumed
 FREE_RECOVERY = ("ladder", "copies", "guarded", "refresh_every", "failures_per_hour", "watchdog_s")  # exact either way
+FREE_MIXING = ("deadline_s", "joiner_donors", "distance")
 FREE_KEYS = ("steps", "checkpoint_every", "keep_checkpoints", "evaluate_every", "evaluate_batches", "patience_s")
 
 
@@ -36,10 +37,10 @@ def check_same_run(start: Start | None, recipe: Recipe, folder: Path) -> None:
     differing = [
         f"{section}.{key}"
         for section in new
-        if section not in FREE_SECTIONS and isinstance(new[section], dict)
+        if section not in FREE_SECTIONS and isinstance(new[section], dict) and section in old
         for key in new[section]
         if old[section].get(key) != new[section][key]
-        and key not in {"train": FREE_KEYS, "recovery": FREE_RECOVERY}.get(section, ())
+        and key not in {"train": FREE_KEYS, "recovery": FREE_RECOVERY, "mixing": FREE_MIXING}.get(section, ())
     ]
     if old["seed"] != new["seed"]:
         differing.append("seed")

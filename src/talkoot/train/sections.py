@@ -117,11 +117,9 @@ class Mixing(Section, frozen=True, kw_only=True):
         keep: how much of the fast weights survives a merge; the rest is the new slow weights.
         density, feedback: share of the numbers that ``sparseloco`` sends, and what its residual keeps per round.
         collective: how a group of all forms its mean: along a ``ring``, up and down a ``tree``, or ``direct``.
-        lease_s: silence after which a partner is given up.
         deadline_s: longest wait for a partner that seems alive; None = adapts to how long they usually take.
         joiner_donors: replicas whose mean a newcomer starts from.
         distance: a partner whose message is further away than this many times the usual is not merged.
-        report_every: rounds between two evaluations by each replica; 0 = only at the end.
     """
 
     rule: str = "ddp"
@@ -138,11 +136,9 @@ class Mixing(Section, frozen=True, kw_only=True):
     density: float = 1 / 64
     feedback: float = 0.95
     collective: Literal["ring", "tree", "direct"] = "ring"
-    lease_s: float = 3.0
     deadline_s: float | None = None
     joiner_donors: int = 1
     distance: float = 10.0
-    report_every: int = 0
 
 
 class Recovery(Section, frozen=True, kw_only=True):

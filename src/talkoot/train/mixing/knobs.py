@@ -87,8 +87,6 @@ def _ranges(knobs: Mixing) -> Iterator[tuple[str, bool, str]]:
         yield "keep", 0 <= knobs.keep < 1, "in [0, 1)"
     yield "density", 0 < knobs.density <= 1, "in (0, 1]"
     yield "feedback", 0 <= knobs.feedback <= 1, "in [0, 1]"
-    yield "lease_s", 0 < knobs.lease_s < math.inf, "above 0"
     yield "deadline_s", knobs.deadline_s is None or 0 < knobs.deadline_s < math.inf, "above 0, or left out"
     yield "joiner_donors", knobs.joiner_donors >= 1, "at least 1"
     yield "distance", knobs.distance > 1, "above 1"
-    yield "report_every", knobs.report_every >= 0, "at least 0"

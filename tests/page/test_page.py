@@ -46,6 +46,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder)
 
 
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rounds")
+    script = str(Path(__file__).with_name("rounds_run.py"))  # the browser's driver has this process's event loop
+    subprocess.run([sys.executable, script, str(folder)], check=True)
+    return folder
+
+
 def watched(page: playwright.Page) -> list[str]:
     """Collects whatever the browser complains about, and every request that leaves the page's own origin."""
     complaints: list[str] = []
@@ -75,6 +83,50 @@ def test_the_report_with_scripts(chromium: playwright.Browser, report: Path, wid
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert complaints == []
         assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_report_of_a_run_in_rounds(chromium: playwright.Browser, rounds: Path, width: int, scheme: str):
+    with chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        page = context.new_page()
+        complaints = watched(page)
+        page.goto(write_report(rounds).as_uri())
+        page.wait_for_selector("#loss canvas")
+        assert page.locator("#mixing .tile").count() == 6
+        assert page.locator("#mixing .spent").count() == 5
+        assert page.locator("#routes rect.alone").count() == 5
+        assert page.locator("#ways").inner_text() == "Who met whom lately"
+        assert page.locator("#loss .u-series").count() == 6  # the axis, three lines, and a band between two more
+        heads = page.locator("#peers thead th").all_inner_texts()
+        assert {"Slot", "Rounds", "Steps", "Waits", "Tokens/s", "Held out"} <= set(heads)
+        curve = page.locator(".spread .plot").bounding_box()
+        assert curve["width"] > 200
+        assert curve["height"] > 150
+        page.get_by_label("time", exact=True).check()
+        page.wait_for_selector("#loss canvas")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert complaints == []
+
+
+def test_the_report_of_a_run_in_rounds_without_scripts(chromium: playwright.Browser, rounds: Path):
+    with chromium.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(write_report(rounds).as_uri())
+        assert "Round 9 of 9: step 36 of 36" in page.locator("#progress").inner_text()
+        band = page.locator("#loss .band").bounding_box()
+        assert band["width"] > 300
+        assert band["height"] > 20
+        assert page.locator("#timeline .work").count() > 30
+        assert page.locator("#rate").is_hidden()
+
+
+def test_a_run_by_steps_has_no_card_about_mixing(chromium: playwright.Browser, report: Path):
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        assert page.locator(".card.mixing").is_hidden()
+        assert page.locator("#ways").inner_text() == "Routes of the last step"
 
 
 def test_the_report_without_scripts(chromium: playwright.Browser, report: Path):

@@ -141,8 +141,9 @@ class Rounds:
         self.state = mixed(self.state, receipt)
         if receipt.op == "train.round":
             facts = receipt.read(Rounded)
-            apart, progress = self._since
-            self._since = apart + (facts.apart or 0.0), progress + (facts.progress or 0.0)
+            told = (facts.apart or 0.0, facts.progress or 0.0)
+            if all(map(math.isfinite, told)):
+                self._since = self._since[0] + told[0], self._since[1] + told[1]
             self._meetings.append((receipt.step // self.terms.mixing.inner_steps, facts.slot, facts.partners))
 
     def commit(self, step: int, now: float) -> None:

@@ -15,7 +15,7 @@ from talkoot.train.journal import Observer
 from talkoot.train.records import Checkpointed, Committed, Evaluated, Warned
 from talkoot.train.rounds.messages import Collected
 from talkoot.train.rounds.places import Seats
-from talkoot.train.rounds.prospects import expected_spread, is_far
+from talkoot.train.rounds.prospects import drift_in_words, expected_spread, is_far
 from talkoot.train.rounds.records import Kept
 from talkoot.train.rounds.reports import Report
 from talkoot.train.schedule import learning_rate
@@ -59,12 +59,7 @@ class Commits(Seats):
         mixed, expected = self.mixed, expected_spread(self.mixing, len(self.places))
         before, self._far = self._far, is_far(mixed, expected, already=self._far)
         if self._far and not before:
-            text = (
-                f"replicas drift apart: their variance is {mixed.spread or 0:.3g} times that of a round's progress, "
-                f"where rule {self.mixing.rule!r} should keep it at {expected or 0:.3g}; "
-                f"{mixed.alone / mixed.rounds:.0%} of the rounds so far were alone"
-            )
-            self.record("run.warning", Warned(text=text))
+            self.record("run.warning", Warned(text=drift_in_words(self.mixing, mixed, expected)))
 
     def _write(self, number: int, reports: list[Report]) -> None:
         inner, train = self.mixing.inner_steps, self.recipe.train

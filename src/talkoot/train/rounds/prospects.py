@@ -112,3 +112,12 @@ def is_far(state: MixingState, expected: float | None, *, already: bool = False)
     if expected is None or state.spread is None or state.measured < LEAST_MEASURED:
         return False
     return state.spread > (CALM if already else ALARM) * expected
+
+
+def drift_in_words(mixing: Mixing, state: MixingState, expected: float | None) -> str:
+    """What a warning about replicas that are too far apart says."""
+    return (
+        f"replicas drift apart: their variance is {state.spread or 0.0:.3g} times that of a round's progress, "
+        f"where rule {mixing.rule!r} should keep it at {expected or 0.0:.3g}; "
+        f"{state.alone / max(state.rounds, 1):.0%} of the rounds so far were alone"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 import msgspec
@@ -171,6 +172,7 @@ def mixed(state: MixingState, receipt: Receipt) -> MixingState:
 
 def _rounded(state: MixingState, facts: Rounded) -> MixingState:
     known, sums = state.held_out, state.slots.get(facts.slot, Slot())
+    apart, progress, wait_s, busy_s = map(_number, (facts.apart, facts.progress, facts.wait_s, facts.busy_s))
     if facts.held_out is not None:
         known = MappingProxyType({**known, facts.slot: facts.held_out})
     alone = bool(facts.alone and not facts.partners)
@@ -179,8 +181,8 @@ def _rounded(state: MixingState, facts: Rounded) -> MixingState:
         steps=sums.steps + facts.steps,
         tokens=sums.tokens + facts.tokens,
         alone=sums.alone + alone,
-        wait_s=sums.wait_s + facts.wait_s,
-        busy_s=sums.busy_s + facts.busy_s,
+        wait_s=sums.wait_s + (wait_s or 0.0),
+        busy_s=sums.busy_s + (busy_s or 0.0),
         sent_bytes=sums.sent_bytes + facts.sent_bytes,
     )
     return msgspec.structs.replace(
@@ -190,16 +192,21 @@ def _rounded(state: MixingState, facts: Rounded) -> MixingState:
         alone=state.alone + alone,
         one_sided=state.one_sided + facts.one_sided,
         why=_counted(state.why, facts.alone) if facts.alone else state.why,
-        wait_s=state.wait_s + facts.wait_s,
-        busy_s=state.busy_s + facts.busy_s,
+        wait_s=state.wait_s + (wait_s or 0.0),
+        busy_s=state.busy_s + (busy_s or 0.0),
         sent_bytes=state.sent_bytes + facts.sent_bytes,
-        apart=_running(state.apart, facts.apart, state.measured),
-        progress=_running(state.progress, facts.progress, state.measured),
-        measured=state.measured + (facts.apart is not None),
+        apart=_running(state.apart, apart, state.measured),
+        progress=_running(state.progress, progress, state.measured),
+        measured=state.measured + (apart is not None),
         held_out=known,
         final=None,  # a run that was complete goes on
         slots=MappingProxyType({**state.slots, facts.slot: slot}),
     )
+
+
+def _number(value: float | None) -> float | None:
+    """What a replica says of itself, unless it is no number: one that lies must not spoil the sums of all."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _counted(known: MappingProxyType[str, int], reasons: tuple[str, ...]) -> MappingProxyType[str, int]:

@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as limits
@@ -61,6 +62,13 @@ def test_a_run_by_steps_or_a_recipe_that_cannot_be_read_has_no_terms(section: di
     assert (
         terms_of(records.Start(world="", talkoot="", recipe={"mixing": 3}, config={}, parameters=0, stages=())) is None
     )
+
+
+def test_a_key_that_only_another_version_knows_does_not_hide_what_kind_of_run_it_is():
+    told = start(rule="noloco", inner_steps=7, moonlight=True)
+    terms = terms_of(msgspec.structs.replace(told, config=CONFIG))
+    assert terms is not None
+    assert terms.mixing.inner_steps == 7
 
 
 class Tale:

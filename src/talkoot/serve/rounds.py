@@ -43,7 +43,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 def terms_of(start: Start) -> Terms | None:
     """The terms, or None for a run by steps and for a recipe that cannot be read."""
     try:
-        mixing = settled(msgspec.convert(start.recipe.get("mixing", {}), Mixing))
+        section = start.recipe.get("mixing", {})
+        known = {key: section[key] for key in Mixing.__struct_fields__ if key in section}  # of whatever version it is
+        mixing = settled(msgspec.convert(known, Mixing))
         if not mixing_rules[mixing.rule].local:
             return None
         config = msgspec.convert(start.config, ModelConfig)

@@ -130,11 +130,6 @@ class MixingState(msgspec.Struct, frozen=True):
     final: Averaged | None = None
 
     @property
-    def number(self) -> int:
-        """Of the newest view; 0 = there is none yet."""
-        return self.view.number if self.view else 0
-
-    @property
     def averaged(self) -> float | None:
         """Held-out loss of the mean model, once there is one."""
         return self.final.held_out if self.final else None

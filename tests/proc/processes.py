@@ -107,7 +107,7 @@ def to_toml(recipe: Recipe, path: Path) -> Path:
     faults = tree.pop("faults")
     plain = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     lines += [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
-    for section in ("data", "model", "train", "swarm"):
+    for section in ("data", "model", "train", "mixing", "swarm"):
         lines.append(f"[{section}]")
         lines += [f"{key} = {json.dumps(value)}" for key, value in tree[section].items() if value is not None]
     for fault in faults:

@@ -38,8 +38,11 @@ class Donor:
 
     async def later(self, donor: PeerId, fetch: Fetch) -> None:
         """A donor's state will be that of a later round."""
-        if donor in self._taken:
-            await self._peer.tell("later", fetch)
+        peer = self._peer
+        if donor in self._taken and fetch.round > peer.round:
+            peer.round = fetch.round
+            await peer.refuse(peer.mail.forget(peer.round), "another round")  # the donor itself may wait for this one
+            await peer.tell("later", fetch)
 
     def entered(self, round: int) -> None:
         """This replica begins that round: whoever waits for it gets its weights."""

@@ -25,12 +25,14 @@ from talkoot.train.outlook import start_of
 from talkoot.train.records import End, Evaluated, Resume, RolledBack, Warned
 from talkoot.train.rounds.commits import Commits
 from talkoot.train.rounds.messages import Arrived, Collect, Collected, Diverging, Done, Fetch
+from talkoot.train.rounds.places import BEHIND
 from talkoot.train.rounds.records import Averaged
+from talkoot.train.rounds.replica import FAR
 from talkoot.train.rounds.reports import Report
 from talkoot.train.states import RUN, States
 from talkoot.world.api import Host, Message
 
-TOPICS = ("arrived", "later", "round", "diverged", "collected")
+TOPICS = ("arrived", "later", "behind", "round", "diverged", "collected")
 
 
 class RoundLead(Commits):
@@ -167,6 +169,8 @@ class RoundLead(Commits):
                     self.arrive(peer, message.read(Arrived))
                 case "later":
                     self.postpone(peer, message.read(Fetch).round)
+                case "behind":
+                    self.hear_behind(peer, message.read(Fetch).round)
                 case "round":
                     self._report(peer, message.read(Done))
                 case "diverged":
@@ -188,7 +192,6 @@ class RoundLead(Commits):
         await self.welcome()
         if self._begun:
             await self.commit()
-        self.catch_up()
         if self.stop_requested and not self._stopping:
             self._stopping, self.until, self.changed = True, min(self.until, self.reports.highest + 1), True
         if self.changed and self.places:
@@ -255,6 +258,8 @@ class RoundLead(Commits):
         if done.problem:
             self.record("run.warning", Warned(text=f"{place.name} could not store its state: {done.problem}"))
         self.reports.take(number, peer, Report(facts, name, done.blob))
+        if self.reports.far[peer] >= BEHIND:
+            self.begin_again(peer, FAR)
         if number >= self.until:  # it had gone further than the end when it heard of it
             self.until, self.changed = number + 1, True
 

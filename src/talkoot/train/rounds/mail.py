@@ -24,6 +24,7 @@ class Mail:
 
     Attributes:
         gone: whose link broke, and when.
+        ahead: the newest round that anybody was in who was too far ahead to be listened to.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class Mail:
         self._waiting: Counter[str] = Counter()  # messages by sender
         self._news = asyncio.Event()
         self.gone: dict[PeerId, float] = {}
+        self.ahead = 0
 
     def put(self, key: Key, message: Message, current: int, number: int = 0) -> bool:
         """Keep a message about an exchange; False when that is over, too far ahead, or said already.
@@ -40,6 +42,8 @@ class Mail:
             number: tells several messages of one topic and sender apart.
         """
         slot, sender = (message.topic, message.sender, number), message.sender
+        if key.round > current + AHEAD:
+            self.ahead = max(self.ahead, key.round)
         if not current <= key.round <= current + AHEAD or slot in self._kept.get(key, ()):
             return False
         if self._waiting[sender] >= PER_SENDER:

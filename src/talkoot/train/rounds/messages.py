@@ -130,6 +130,7 @@ class Fetch(msgspec.Struct, frozen=True):
     """Newcomer to donor, ``fetch``: send your slow weights, once you are in that round.
 
     Donor to newcomer, and newcomer to lead, ``later``: I am past its beginning; it will be that of this later round.
+    Replica to lead, ``behind``: I am only here, and others are far ahead.
     """
 
     round: int

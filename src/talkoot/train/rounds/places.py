@@ -146,15 +146,19 @@ class Seats(Crew):
             self.places[peer] = msgspec.structs.replace(place, since=round)
             self.changed = True
 
-    def catch_up(self) -> None:
-        """Let somebody who meets nobody any more begin again with the others, from their weights: one at a time."""
-        here = [self.places[peer] for peer in self.arrived()]
+    def hear_behind(self, peer: PeerId, round: int) -> None:
+        """Somebody says that it is only in that round, and meets nobody."""
+        if self.reports.highest - round >= BEHIND:
+            self.begin_again(peer, "it is far behind")
+
+    def begin_again(self, peer: PeerId, why: str) -> None:
+        """Let somebody who meets nobody any more begin again with the others, from their weights."""
         since = self.reports.highest + AHEAD
-        if self.apart and len(here) > 1 and since < self.until and (behind := self.reports.behind(here, BEHIND)):
-            place = behind[0]
-            self.reports.far.clear()
-            self.record("run.warning", Warned(text=f"{place.name} meets nobody any more and begins again from others"))
-            self.postpone(PeerId(place.peer), since)
+        if self.apart and len(self.arrived()) > 1 and since < self.until:
+            text = f"{self.places[peer].name} begins again from another replica's weights: {why}"
+            self.record("run.warning", Warned(text=text))
+            self.reports.far.clear()  # others were far away from it, too
+            self.postpone(peer, since)
 
     def write_view(self) -> View:
         """A new view, and the word for it in the log."""

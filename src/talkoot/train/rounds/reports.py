@@ -91,9 +91,3 @@ class Reports:
     def pop(self, number: int) -> list[Report]:
         """The reports of a round, by slot; they are forgotten."""
         return [report for _, report in sorted(self._open.pop(number, {}).items())]
-
-    def behind(self, places: Collection[Place], by: int) -> list[Place]:
-        """Who meets nobody any more: so many rounds behind the first one, or so often too far away from others."""
-        done = {place: max(self.of.get(PeerId(place.peer), 0), place.since) for place in places}
-        late = [place for place, rounds in done.items() if self.highest - rounds >= by]
-        return late + [place for place in places if self.far[PeerId(place.peer)] >= by]

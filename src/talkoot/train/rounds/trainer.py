@@ -19,7 +19,7 @@ from talkoot.train.job import Job
 from talkoot.train.mixing import RoundRule, mixing_rules, settled
 from talkoot.train.rounds.exchanges import Exchanges
 from talkoot.train.rounds.mail import Mail, Offered
-from talkoot.train.rounds.messages import Diverging, Done, Key, Place, Refused, View
+from talkoot.train.rounds.messages import Diverging, Done, Fetch, Key, Place, Refused, View
 from talkoot.train.rounds.records import Rounded
 from talkoot.train.rounds.replica import Diverged, Exchange, ReplicaCompute, share
 from talkoot.train.rounds.swap import Swap, Waits
@@ -191,6 +191,9 @@ class Trainer:
         self.round += 1
         await self.began()
         await self._report()
+        if self.mail.ahead > self.round:  # or so they say: the lead knows whether it is so
+            self.mail.ahead = 0
+            await self.tell("behind", Fetch(self.round))
 
     async def began(self) -> None:
         """A round begins."""

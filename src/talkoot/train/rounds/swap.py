@@ -112,7 +112,8 @@ class Swap:
         except Unmergeable as problem:
             await self._alone(str(problem))
             return
-        self.merged, self._until = True, peer.world.now() + WORD_S
+        # One's own message may be larger, or its link slower: as long as for the partner's, at least.
+        self.merged, self._until = True, peer.world.now() + max(WORD_S, peer.patience.limit_s(peer.round_s))
         await peer.send(partner, "took", Took(self.key))
 
     async def _alone(self, why: str) -> None:

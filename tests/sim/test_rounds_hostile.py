@@ -100,6 +100,12 @@ def test_nonsense_from_a_member_ends_no_replica_and_no_lead(said, rule):
     assert rule == "noloco" or {len(found) for found in run.ends().values()} == {1}
 
 
+def test_a_promise_about_a_view_that_there_is_not_binds_nobody():
+    said = [("ask", encode(Ask(Key(number, 0, FAR))), list[bytes]()) for number in range(8)] * 5
+    run = simulate(tiny(4, rounds=8, rule="diloco"), started=saying("birch", ["alder", "cedar"], said))
+    check(run, lost=set())
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.lists(words, min_size=20, max_size=40))
 def test_nonsense_from_a_replica_that_was_struck_off_changes_nothing(said):

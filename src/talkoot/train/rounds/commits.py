@@ -45,8 +45,9 @@ class Commits(Seats):
         """Write down rounds that everybody has reported, in order."""
         while self.places and self.rounds < self.until:
             places = self.places.values()
-            anybody = any(place.since <= self.rounds for place in places)
-            if not anybody or self.reports.missing(self.rounds, places):
+            # Whose account of a round nobody has any more, while all others came later: a round without any.
+            over = any(place.since <= self.rounds for place in places) or bool(self.arrived())
+            if not over or self.reports.missing(self.rounds, places):
                 return
             if self.changed:  # the log must say who took part before it says that all of them did
                 await self.publish()
@@ -66,12 +67,12 @@ class Commits(Seats):
         facts = [report.facts for report in reports]
         steps = min(inner, train.steps - number * inner)
         committed = Committed(
-            loss=math.fsum(one.loss for one in facts) / len(facts),
+            loss=math.fsum(one.loss for one in facts) / len(facts) if facts else self.state["train"].loss or 0.0,
             losses=tuple(one.loss for one in facts),
             paths=(),
             tokens=sum(one.tokens for one in facts),
             learning_rate=learning_rate(train, number * inner + steps - 1),
-            gradient_norm=math.fsum(one.gradient_norm for one in facts) / len(facts),
+            gradient_norm=math.fsum(one.gradient_norm for one in facts) / max(1, len(facts)),
             steps=steps,
         )
         parents = tuple(report.receipt for report in reports)
@@ -81,7 +82,7 @@ class Commits(Seats):
             mean = math.fsum(judged) / len(judged)
             self.record("train.evaluate", Evaluated(loss=mean, tokens=self.held_out_tokens()))
         blobs = {report.facts.slot: report.blob for report in reports}
-        if all(blobs.values()) and steps == inner:  # a run that is prolonged cannot go on from a cut round
+        if blobs and all(blobs.values()) and steps == inner:  # a run that is prolonged cannot go on from a cut round
             self.record("train.kept", Kept(round=number + 1, blobs=tuple(sorted(blobs.items()))))
             self._kept = [*self._kept, frozenset(blobs.values())][-train.keep_checkpoints :]
             self.world.blobs.keep_only(set().union(*self._kept))

@@ -89,6 +89,13 @@ class Exchanges:
         self._swaps.append(swap)
         return [swap]
 
+    def cancel(self) -> None:
+        """Let go of everything that is under way."""
+        for _, due in self._due:
+            if isinstance(due, Mean):
+                due.forming.cancel()
+        self._begun, self._swaps, self._due = {}, [], []
+
     async def complete(self) -> None:
         """Merge everything that is due later."""
         await self._merge(math.inf)

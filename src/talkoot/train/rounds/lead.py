@@ -218,7 +218,7 @@ class RoundLead(Commits):
                 code=Exit.UNREACHABLE,
             )
         self.changed = self.changed or bool(gone)
-        if self._begun and not self.places:
+        if self._begun and self.needy.issuperset(self.places):
             self._start_over()
         await self._settle()
 
@@ -231,7 +231,8 @@ class RoundLead(Commits):
 
     def _start_over(self) -> None:
         """Nobody is left who has weights: go back to what was stored, with whoever comes now."""
-        self._begun, self._stopping = False, False
+        self._begun = self._stopping = False
+        self.places, self.needy, self._collector = {}, set(), None
         self.rounds, self.until = self.mixed.kept_round, self.planned
         self.reports.begin(self.rounds)
         self.generation += 1

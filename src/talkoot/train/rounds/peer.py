@@ -6,6 +6,7 @@ Two tasks: this one hears the lead, other replicas, and what the world says abou
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
@@ -55,6 +56,7 @@ class RoundPeer(Trainer):
         self._weights: dict[PeerId, Message] = {}  # of replicas, at the end
         self._early: dict[tuple[PeerId, Exchange], tuple[Key, PeerId]] = {}  # questions in a view not known here yet
         self._running: asyncio.Task[None] | None = None
+        self._entered = -1  # under which generation
 
     async def serve(self, tasks: asyncio.TaskGroup) -> None:
         """Introduce oneself, then do as told until told to stop."""
@@ -92,7 +94,9 @@ class RoundPeer(Trainer):
 
     async def _obey(self, message: Message, tasks: asyncio.TaskGroup) -> None:
         match message.topic:
-            case "enter" if self._running is None:
+            case "enter" if message.generation > self._entered:
+                self._entered = message.generation
+                self._forget()
                 self._running = tasks.create_task(self._take_part(message.read(Enter)))
             case "view":
                 await self._take(message.read(View))
@@ -102,6 +106,13 @@ class RoundPeer(Trainer):
                 tasks.create_task(self._collect(message.read(Collect)))
             case "probe":
                 await self.tell("pulse", Pulse(self.work, self.waits > 0 or self.idle))
+
+    def _forget(self) -> None:
+        """Begin anew: under an older generation nobody had weights to give."""
+        self._cancel()
+        self.exchanges.cancel()
+        self.mail.forget(sys.maxsize)
+        self.sums, self.promised, self.entered, self._unreported = {}, {}, -1, []
 
     @property
     def idle(self) -> bool:

@@ -35,6 +35,7 @@ class Seats(Crew):
         slots: which share of the data each name trains on.
         reports: what they say of rounds that are not committed yet.
         rounds, until: committed ones; how many there are to be.
+        needy: those who are to begin from another's weights, and have none yet.
         changed: whether the newest view is not what holds any more.
     """
 
@@ -51,6 +52,7 @@ class Seats(Crew):
         self.reports = Reports(self.recipe, world.run)
         self.planned = self.until = math.ceil(self.recipe.train.steps / self.mixing.inner_steps)
         self.rounds = 0
+        self.needy: set[PeerId] = set()
         self.changed = False
         self._number = self.mixed.view.number if self.mixed.view else 0
 
@@ -81,6 +83,7 @@ class Seats(Crew):
         for peer, place in self.places.items():
             enter = Enter(slot=place.slot, round=self.rounds, blob=kept.get(place.slot, ""), view=view)
             if self.rounds and not enter.blob:  # it was not there when the others were stored
+                self.needy.add(peer)
                 enter = msgspec.structs.replace(enter, donors=self._donors(peer, able))
             await self.tell(peer, "enter", enter, self.step)
 
@@ -90,7 +93,9 @@ class Seats(Crew):
         fresh = [peer for peer in self.roster.members if peer not in self.places]
         if not fresh or first >= self.until:
             return
-        donors = {peer: self._donors(peer, self.arrived() or [*self.places]) for peer in fresh}
+        able = [peer for peer in self.places if peer not in self.needy]
+        donors = {peer: self._donors(peer, self.arrived() or able) for peer in fresh}
+        self.needy.update(fresh)
         for peer in fresh:
             self._place(peer, first)
             self.states.note(self.roster.name_of(peer), "assign")
@@ -131,6 +136,7 @@ class Seats(Crew):
         names = [self.places[PeerId(donor)].name for donor in said.donors if PeerId(donor) in self.places]
         source = ("replica " + ", ".join(names)) if names else (f"round {self.rounds}" if self.rounds else "start")
         member.stage, member.held = 0, True
+        self.needy.discard(peer)
         self.record("peer.seat", Seated(peer=peer, name=member.name, stage=0, source=source))
 
     def postpone(self, peer: PeerId, round: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from talkoot.core.ids import PeerId, digest
 from talkoot.train.rounds.messages import Chunk, Contact, Enter, Fetch
@@ -110,29 +111,44 @@ def _bytes(frame) -> bytes:
     return bytes(frame) if not hasattr(frame, "nbytes") or isinstance(frame, memoryview) else b""
 
 
+class Given(NamedTuple):
+    """A donor's state, and the round with whose beginning it is."""
+
+    donor: PeerId
+    round: int
+    state: bytes
+
+
 async def fetch(peer: RoundPeer, enter: Enter) -> tuple[int, list[PeerId]]:
     """Start from the mean of as many donors as are wanted, or as there are; returns the round and who they were.
+
+    Where all replicas have the same slow weights, only those of one and the same round can be used.
 
     Raises:
         ValueError: none of them could give anything.
     """
-    states: list[bytes] = []
-    used: list[PeerId] = []
-    round, problems = enter.round, []
+    found: list[Given] = []
+    problems: list[str] = []
+    peer.round = max(peer.round, enter.round)
     most = 4 * peer.replica.num_values * (1 + len(peer.rule.buffers)) + OVERHEAD_BYTES
-    for donor in enter.donors:
-        if len(states) == enter.wanted:
+    for number, donor in enumerate((*enter.donors, *enter.donors)):
+        usable = _usable(peer, found)
+        if len(usable) == enter.wanted or (number >= len(enter.donors) and usable):
             break
         try:
-            its_round, state = await peer.donor.fetch(donor, enter.round, most)
+            round, state = await peer.donor.fetch(donor, peer.round, most)
             peer.replica.join([state])
         except ValueError as problem:
             problems.append(str(problem))
             continue
-        round = max(round, its_round)
-        states.append(state)
-        used.append(PeerId(donor.peer))
-    if not states:
+        peer.round = max(peer.round, round)
+        found.append(Given(PeerId(donor.peer), round, state))
+    usable = _usable(peer, found)
+    if not usable:
         raise ValueError("; ".join(problems) or "there is no donor")
-    peer.replica.join(states)
-    return round, used
+    peer.replica.join([given.state for given in usable])
+    return peer.round, [given.donor for given in usable]
+
+
+def _usable(peer: RoundPeer, found: Sequence[Given]) -> list[Given]:
+    return [given for given in found if given.round == peer.round or peer.rule.partners != "all"]

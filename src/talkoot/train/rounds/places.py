@@ -206,8 +206,7 @@ class Seats(Crew):
     def in_reach(self, peer: PeerId, seated: bool) -> range:
         inner = self.mixing.inner_steps
         place = self.places.get(peer)
-        done = max(self.reports.of.get(peer, 0), place.since if place and seated else 0)
-        at = inner * done if seated else self.furthest
+        at = max(self.furthest, inner * max(self.reports.of.get(peer, 0), place.since if place else 0))
         return range(at + 1 + AHEAD * inner)  # some points are passed in some steps only, and faults wait for them
 
     def has_worked(self, peer: PeerId, member: Member) -> bool:

@@ -192,11 +192,3 @@ def test_a_lead_that_dies_without_a_word_is_started_again(every, tmp_path):
     log.close()
     check(run, lost=set())
     assert run.result.state_hash == undisturbed.result.state_hash
-
-
-def test_a_fault_of_a_later_step_that_strikes_a_newcomer_strikes_once():
-    """The newcomer's first round lies beyond what is committed when it dies."""
-    faults = (Fault(peer="cedar", step=0, phase="mix"), Fault(peer="cedar", step=8, phase="assign"))
-    run = simulate(tiny(4, faults, rounds=14, inner=3, rule="diloco", swarm=SLOW))
-    check(run, lost={"cedar"})
-    assert len(run.lost) == 2

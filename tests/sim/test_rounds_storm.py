@@ -15,7 +15,7 @@ from talkoot.train.rounds.lead import RoundLead
 from talkoot.world.links import Link
 from talkoot.world.sim.simulation import Simulation
 
-SEEDS = 14
+SEEDS = (*range(12), 15, 23, 34, 37, 148)  # the last ones found something
 KINDS = ("kill", "kill", "kill", "stop", "delay", "corrupt", "partition")
 PHASES = ("assign", "begin", "forward", "mix", "idle", "give")
 RULES = ("noloco", "noloco", "noloco-literal", "diloco", "streaming", "sparseloco", "none")
@@ -69,7 +69,7 @@ def storm(seed: int) -> tuple[Recipe, Any]:
     return recipe, arrange
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_storm_is_survived_and_accounted_for(seed, monkeypatch, tmp_path):
     monkeypatch.setattr(joining, "CHUNK_BYTES", 8192)
     recipe, arrange = storm(seed)

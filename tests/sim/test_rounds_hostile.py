@@ -270,7 +270,7 @@ FORGERIES: dict[str, tuple[Callable[[list[Entry]], list[Entry]], str]] = {
         lambda log: restated(log, 0, "train.view", Viewed, since=(0, 0, 3)),
         "did not take part",
     ),
-    "a view without sense": (lambda log: restated(log, 0, "train.view", Viewed, slots=(0, 1)), "has no sense"),
+    "a view without sense": (lambda log: restated(log, 0, "train.view", Viewed, slots=(0, 1, 1)), "has no sense"),
 }
 
 

@@ -86,7 +86,7 @@ def summary(terms: Terms, state: MixingState, step: int, steps: int | None) -> d
             "per_round": tidy(state.sent_bytes / state.rounds) if state.rounds else None,
             "per_inner_step": tidy(state.sent_bytes / taken) if taken else None,
             "expected_per_round": tidy(bytes_per_round),
-            "expected_per_inner_step": tidy(bytes_per_round / mixing.inner_steps),
+            "expected_per_inner_step": tidy(bytes_per_round * state.rounds / taken) if taken else None,
         },
         "spread": {
             "measured": tidy(state.spread),

@@ -6,13 +6,15 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.registry import Registry
+from talkoot.model.config import ModelConfig
 from talkoot.plan import planners
 from talkoot.plan.repair import repairs
 from talkoot.plan.swapped import LEAST_STAGES
 from talkoot.train.mixing import mixing_rules, settled
-from talkoot.train.recipe import Recipe
+from talkoot.train.recipe import LEAD, Recipe
 from talkoot.train.recovery import rungs
 from talkoot.train.schedule import schedules
+from talkoot.world.faults import Fault
 
 
 def check_methods(recipe: Recipe) -> None:
@@ -54,6 +56,30 @@ def check_methods(recipe: Recipe) -> None:
     _check("train.repair", repairs, train.repair)
 
 
+def check_fits(recipe: Recipe, config: ModelConfig) -> None:
+    """Refuse to cut a model into more fragments than it has layers.
+
+    Raises:
+        TalkootError: saying how many there are.
+    """
+    fragments = settled(recipe.mixing).fragments or 1
+    if fragments > config.layer_count:
+        raise TalkootError(
+            "the model cannot be mixed in so many fragments",
+            where="the recipe, key mixing.fragments",
+            why=f"it is {fragments}; the model has {config.layer_count} layers, embedding and head included",
+            next=f"set mixing.fragments to at most {config.layer_count}",
+        )
+
+
+ROUND_PHASES = ("assign", "begin", "forward", "mix", "idle", "give")  # that a replica passes
+
+
+def _passes(fault: Fault) -> bool:
+    """Whether anybody comes to where a fault is to strike, in a run in rounds."""
+    return fault.at_s is not None or (fault.peer != LEAD and fault.phase in ROUND_PHASES)
+
+
 def check_rounds(recipe: Recipe) -> None:
     """Refuse what replicas that step by themselves cannot do, and settings with which they would fly apart.
 
@@ -76,6 +102,13 @@ def check_rounds(recipe: Recipe) -> None:
         ),
         (swarm.standbys > 0, "swarm.standbys", "a standby follows steps, not rounds", "set swarm.standbys = 0"),
     )
+    if strange := sorted({f"{one.phase} of {one.peer}" for one in recipe.faults if not _passes(one)}):
+        raise TalkootError(
+            "these faults would never strike",
+            where="the recipe or the chaos file, key faults",
+            why=f"in a run in rounds nobody passes {', '.join(strange)}",
+            next=f"use phase {', '.join(ROUND_PHASES)} of a replica, or at_s",
+        )
     for wrong, key, why, what in refusals:
         if wrong:
             raise TalkootError(

@@ -18,7 +18,7 @@ from talkoot.train.job import Job
 from talkoot.train.journal import OBSERVER
 from talkoot.train.leads import begin, lead_for
 from talkoot.train.loop import Result, result_of
-from talkoot.train.methods import check_methods
+from talkoot.train.methods import check_fits, check_methods
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Committed, PeerState
@@ -70,6 +70,7 @@ def rehearse(
         free_states: whoever takes a seat has its state at once.
     """
     check_methods(recipe)
+    check_fits(recipe, config)
     simulation = Simulation(seed=recipe.seed, network=recipe.network, peer_flops=recipe.swarm.flops, diary=diary)
     entries: list[Entry] = []
     states = [State()]  # the latest

@@ -23,7 +23,7 @@ from talkoot.train.journal import OBSERVER, Observer
 from talkoot.train.leads import AnyLead, begin, lead_for
 from talkoot.train.lock import locked
 from talkoot.train.loop import Result, result_of
-from talkoot.train.methods import check_methods
+from talkoot.train.methods import check_fits, check_methods
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (
@@ -177,6 +177,7 @@ def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, 
             tokens = prepare_tokens(recipe, tokenizer, folder)
             check_same_text(start, tokens.digest, recipe)
             config = model_config(recipe, tokenizer)
+            check_fits(recipe, config)
             windows = open_windows(recipe, str(tokens.path), tokens.digest)
             held_out = min(recipe.train.evaluate_batches, windows.num_held_out_batches)
             job = Job(

@@ -10,7 +10,7 @@ import msgspec
 from talkoot.core.errors import TalkootError
 from talkoot.plan import spread
 from talkoot.train.mixing.outer import given
-from talkoot.train.mixing.rule import RoundRule, mixing_rules
+from talkoot.train.mixing.rule import RoundRule, StepRule, mixing_rules
 from talkoot.train.sections import Mixing
 
 # What the engine of rounds needs of every rule whose replicas talk: the whole model at once, and merged at once.
@@ -40,6 +40,14 @@ def settled(mixing: Mixing) -> Mixing:
                 why=f"it is {getattr(mixing, name)}; rules with that setting: {', '.join(fit)}",
                 next="leave it out, or choose one of those rules",
             )
+    for name, used in _readers(rule):
+        if not used and getattr(mixing, name) != getattr(Mixing(), name):
+            raise TalkootError(
+                f"mixing rule {mixing.rule!r} has no use for mixing.{name}",
+                where=f"the recipe, key mixing.{name}",
+                why=f"it is {getattr(mixing, name)}, and nothing that this rule does depends on it",
+                next="leave it out, or choose another rule",
+            )
     full = msgspec.structs.replace(mixing, **{n: v for n, v in known.items() if getattr(mixing, n) is None})
     for name, fits, permitted in _ranges(full):
         if not fits:  # NaN fits nowhere
@@ -53,6 +61,21 @@ def settled(mixing: Mixing) -> Mixing:
     if rule.local is True and rule.law and full.pull is not None:
         spread.check(rule.law, given(full.momentum), given(full.outer_rate), full.pull)
     return full
+
+
+def _readers(rule: StepRule | RoundRule) -> Iterator[tuple[str, bool]]:
+    """(Setting with a default, whether the rule depends on it)."""
+    local = rule.local is True
+    contents = rule.contents if rule.local is True and rule.partners != "none" and not rule.codec else ()
+    yield "wire", "weights" in contents
+    yield "wire_gradient", "gradient" in contents
+    yield "collective", rule.local is True and rule.partners == "all" and not rule.gather
+    sparse = rule.local is True and rule.codec == "sparse"
+    yield "density", sparse
+    yield "feedback", sparse
+    yield "balance", local
+    yield "distance", rule.local is True and rule.partners == "pair"
+    yield "deadline_s", rule.local is True and rule.partners == "pair"
 
 
 def wires(rule: RoundRule, mixing: Mixing) -> tuple[str, ...]:

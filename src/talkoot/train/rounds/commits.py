@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.log import Log
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.job import Job
@@ -39,7 +41,15 @@ class Commits(Seats):
         self.tokenizer_digest = self.state_hash = ""
         self.diverging = 0
         self._kept: list[frozenset[str]] = []  # blobs of the last stored states
+        self._pinned: set[str] = set()  # blobs of snapshots
         self._far = False  # replicas are further apart than they should be, and the log says so
+
+    def use(self, sets: Sequence[frozenset[str]]) -> None:
+        """These stored states are the run's, oldest first; and what its snapshots need is needed, too."""
+        self._kept = list(sets)
+        for path in snapshots.manifests(self.folder) if self.folder is not None else ():
+            with suppress(TalkootError):
+                self._pinned |= {shard.blob for shard in snapshots.read_manifest(path).shards}
 
     async def commit(self) -> None:
         """Write down rounds that everybody has reported, in order."""
@@ -85,7 +95,7 @@ class Commits(Seats):
         if blobs and all(blobs.values()) and steps == inner:  # a run that is prolonged cannot go on from a cut round
             self.record("train.kept", Kept(round=number + 1, blobs=tuple(sorted(blobs.items()))))
             self._kept = [*self._kept, frozenset(blobs.values())][-train.keep_checkpoints :]
-            self.world.blobs.keep_only(set().union(*self._kept))
+            self.world.blobs.keep_only(self._pinned.union(*self._kept))
 
     def held_out_tokens(self) -> int:
         """Tokens of an evaluation."""

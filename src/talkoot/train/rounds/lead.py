@@ -29,6 +29,7 @@ from talkoot.train.rounds.places import BEHIND
 from talkoot.train.rounds.records import Averaged
 from talkoot.train.rounds.replica import FAR
 from talkoot.train.rounds.reports import Report
+from talkoot.train.rounds.stored import find
 from talkoot.train.states import RUN, States
 from talkoot.world.api import Host, Message
 
@@ -79,7 +80,6 @@ class RoundLead(Commits):
                 await self._lost()
 
     def _open(self) -> None:
-        inner = self.mixing.inner_steps
         if not self.state.position:
             start = start_of(self.job, self.world.kind, self.stages, self.tokenizer_digest)
             self.record("run.start", start)
@@ -88,13 +88,21 @@ class RoundLead(Commits):
         self.record("run.resume", resume)
         self.states = States(self.state["states"])
         self._docket.resume(self.furthest)
-        kept = self.mixed
-        whole = all(blob in self.world.blobs for blob in kept.kept.values())
-        self.rounds = kept.kept_round if whole else 0
+        self._go_back("resumed")
+
+    def _go_back(self, why: str) -> None:
+        """To the newest states that are stored and whole, or to the start."""
+        found, inner = find(self.journal.entries(), self.world.blobs, self.mixing.inner_steps), self.mixing.inner_steps
+        self.use(found.sets)
+        for warning in found.warnings:
+            self.record("run.warning", Warned(text=warning))
+        self.rounds = found.kept.round if found.kept else 0
         self.reports.begin(self.rounds)
         if self.rounds * inner < self.step:
-            origin = f"round {self.rounds}" if self.rounds else "the start"
-            self.record("train.rollback", RolledBack(reason=f"resumed, from {origin}"), step=self.rounds * inner)
+            origin = f"round {self.rounds}" if self.rounds else "the start: no whole state is stored"
+            self.record("train.rollback", RolledBack(reason=f"{why}, from {origin}"), step=self.rounds * inner)
+        if found.kept and dict(found.kept.blobs) != dict(self.mixed.kept):  # what the newest states are from here on
+            self.record("train.kept", found.kept, step=self.rounds * inner)
 
     def _owing(self) -> list[PeerId]:
         """Those whose word the run waits for now."""
@@ -233,12 +241,9 @@ class RoundLead(Commits):
         """Nobody is left who has weights: go back to what was stored, with whoever comes now."""
         self._begun = self._stopping = False
         self.places, self.needy, self._collector = {}, set(), None
-        self.rounds, self.until = self.mixed.kept_round, self.planned
-        self.reports.begin(self.rounds)
+        self.until = self.planned
         self.generation += 1
-        step = self.rounds * self.mixing.inner_steps
-        if step < self.step:
-            self.record("train.rollback", RolledBack(reason="all replicas were lost at once"), step=step)
+        self._go_back("all replicas were lost at once")
 
     # -- rounds -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from talkoot.bench.chart import chart
 from talkoot.bench.outcome import Bar, Options, Outcome, Row
-from talkoot.bench.peer_mixing import INNER, Arm, Place, Trial, train_all
+from talkoot.bench.peer_mixing import INNER, Arm, Place, Trial, ring_s, train_all
 from talkoot.plan.exchange import sync_times
 from talkoot.plan.spread import predicted_ratio
 
@@ -112,8 +112,17 @@ def time_ratio(found: Trials, one: Arm, other: Arm, replicas: int) -> float:
     ratios: list[float] = []
     for a, b in zip(found[one.name, replicas], found[other.name, replicas], strict=True):
         target = max(a.loss, b.loss)
-        times = a.reaches(target), b.reaches(target)
-        ratios.append((times[0] or a.seconds) / (times[1] or b.seconds))
+        ratios.append(a.reaches(target).seconds / b.reaches(target).seconds)
+    return median(ratios)
+
+
+def ring_ratio(found: Trials, replicas: int) -> float:
+    """As :func:`time_ratio` against ddp, had it no other way than along a ring: its steps, each an all-reduce long."""
+    ratios: list[float] = []
+    for a, b in zip(found[PAIRS.name, replicas], found[DDP.name, replicas], strict=True):
+        target = max(a.loss, b.loss)
+        step_s = ring_s(Place(network=NETWORK, replicas=replicas, steps=0), a.parameters)
+        ratios.append(a.reaches(target).seconds / (b.reaches(target).step * step_s))
     return median(ratios)
 
 
@@ -164,6 +173,7 @@ def bars(found: Trials, small: int, large: int) -> Iterator[Bar]:
         yield at_most(f"N = {small}: loss, {arm.name} - float32", difference(found, arm, twin, small), LOSSLESS)
     yield at_most(f"N = {large}: seconds to equal loss, noloco / ring", time_ratio(found, PAIRS, ALL, large), 1 / 2)
     yield at_most(f"N = {large}: seconds to equal loss, noloco / ddp", time_ratio(found, PAIRS, DDP, large), 1 / 20)
+    yield at_most(f"N = {large}: the same, ddp along a ring", ring_ratio(found, large), 1 / 20)
     yield from _latency()
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from talkoot.core.fold import Entry, State
 from talkoot.model.config import ModelConfig
+from talkoot.plan.exchange import sync_on
 from talkoot.plan.networks import named_network
 from talkoot.plan.profile import to_network
 from talkoot.train.compute import stage_flops
@@ -103,17 +104,19 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Variance of slow weights over that of outer gradients."""
         return self.slow / self.progress if self.progress else 0.0
 
-    def reaches(self, loss: float) -> float | None:
-        """Seconds until the curve first comes down to ``loss``, interpolated; None = never."""
+    def reaches(self, loss: float) -> Point:
+        """Where the curve first comes down to ``loss``, interpolated; its end when it never does."""
         before = None
         for point in self.curve:
             if point.loss <= loss:
                 if before is None:
-                    return point.seconds
+                    return point
                 part = (before.loss - loss) / (before.loss - point.loss)
-                return before.seconds + part * (point.seconds - before.seconds)
+                steps = before.step + part * (point.step - before.step)
+                seconds = before.seconds + part * (point.seconds - before.seconds)
+                return msgspec.structs.replace(point, step=round(steps), seconds=seconds, loss=loss)
             before = point
-        return None
+        return self.curve[-1]
 
 
 def recipe_of(arm: Arm, place: Place, seed: int) -> Recipe:
@@ -216,6 +219,12 @@ def _by_rounds(entries: Sequence[Entry], place: Place, evaluation_s: float) -> T
         idle=wait / (wait + busy - evaluations * place.replicas * evaluation_s),
         alone=fmean(not facts.partners for _, facts in reports),
     )
+
+
+def ring_s(place: Place, parameters: int) -> float:
+    """What an all-reduce of all float32 parameters along a ring takes there, by the links."""
+    recipe = recipe_of(Arm(name="", mixing={}), place, 0)
+    return sync_on(recipe.network, recipe.swarm.names, 4.0 * parameters, "ring")
 
 
 def _task(task: tuple[Arm, Place, int]) -> Trial:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State, fold
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
-from talkoot.train.recipe import Recipe
+from talkoot.train.recipe import Recipe, Swarm
 from talkoot.train.records import Start
 
 FREE_SECTIONS = ("name", "swarm", "network", "faults")  # parts of a recipe that may differ when a run is resumed
@@ -44,6 +46,8 @@ def check_same_run(start: Start | None, recipe: Recipe, folder: Path) -> None:
     ]
     if old["seed"] != new["seed"]:
         differing.append("seed")
+    if recipe.mixing.rule != "ddp" and _replicas(old["swarm"]) != _replicas(new["swarm"]):
+        differing.append("swarm (replicas share the data by their number and names)")
     if differing:
         raise TalkootError(
             "this folder holds another run",
@@ -51,6 +55,10 @@ def check_same_run(start: Start | None, recipe: Recipe, folder: Path) -> None:
             why=f"its recipe differs in {', '.join(differing)}",
             next="use the run's own recipe to continue it, or --out for a new folder",
         )
+
+
+def _replicas(swarm: dict[str, Any]) -> list[str]:
+    return list(convert(swarm, Swarm).peers)
 
 
 def check_same_world(start: Start | None, world: str, folder: Path) -> None:

@@ -258,7 +258,7 @@ class RealWorld(PeerWorld):
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault.seconds:  # somebody else must wake us: a frozen process cannot
-            wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
+            wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()} 2>/dev/null"
             os.posix_spawnp("sh", ["sh", "-c", wake], os.environ)
         os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -121,7 +121,7 @@ def ring_ratio(found: Trials, replicas: int) -> float:
     ratios: list[float] = []
     for a, b in zip(found[PAIRS.name, replicas], found[DDP.name, replicas], strict=True):
         target = max(a.loss, b.loss)
-        step_s = ring_s(Place(network=NETWORK, replicas=replicas, steps=0), a.parameters)
+        step_s = ring_s(Place(network=NETWORK, replicas=replicas, steps=1), a.parameters)
         ratios.append(a.reaches(target).seconds / (b.reaches(target).step * step_s))
     return median(ratios)
 

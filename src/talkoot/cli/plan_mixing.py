@@ -14,11 +14,12 @@ from talkoot.plan.exchange import balanced_steps
 from talkoot.plan.mixing import MixingOutlook, Mixture, outlook
 from talkoot.plan.profile import load_profile, to_network
 from talkoot.train.mixing import mixing_rules
+from talkoot.train.planned import dump_recipe
 from talkoot.train.recipe import Recipe
 from talkoot.train.rounds.prospects import mixture_of
 from talkoot.train.rounds.replica import share
 
-WITH_REPLICAS = ("network", "nodes", "accept_outliers")  # what of a request makes sense for whole models
+WITH_REPLICAS = ("network", "nodes", "accept_outliers", "out")  # what of a request makes sense for whole models
 WAYS = {
     "pair": "a swap with a random partner",
     "ring": "an all-reduce along a ring",
@@ -58,9 +59,14 @@ def mixed(request: Request, recipe: Recipe, config: ModelConfig) -> Mixed:
     names, network = list(recipe.swarm.peers), None
     if request.network is not None:
         if request.nodes not in (None, len(names)):
-            raise bad("--nodes", f"{request.nodes} nodes for {len(names)} replicas", "leave it out")
+            more = f"leave it out, or set swarm.replicas and train.microbatches to {request.nodes}"
+            raise bad("--nodes", f"{request.nodes} nodes for {len(names)} replicas", more)
         profile = load_profile(request.network, len(names), accept_outliers=request.accept_outliers)
         network = to_network(profile, names)
+    if request.out is not None:
+        about = f"# replicas on {request.network or 'the links of the recipe'}\n"
+        planned = recipe if network is None else msgspec.structs.replace(recipe, network=network)
+        request.out.write_text(about + dump_recipe(planned), encoding="utf-8")
     mixture, rule = mixture_of(recipe, config, network), mixing_rules[recipe.mixing.rule]
     return Mixed(
         mixture=mixture,

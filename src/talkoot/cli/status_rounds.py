@@ -39,6 +39,8 @@ def _run(view: Mapping[str, Any], facts: Mapping[str, Any], here: int) -> Iterab
     yield "tokens", count(view["tokens"])
     yield "loss", "" if view["loss"] is None else f"{decimals(view['loss'], 4)}, mean of the replicas' last round"
     yield "held-out loss", _held_out(facts["held_out"])
+    stored = facts["stored_step"]
+    yield "stored", "" if stored is None else f"all replicas' states after step {stored}: a resume goes on from there"
     yield "checkpoint", "" if view["checkpoint"] is None else f"{view['manifest']}, the averaged model"
     yield "state hash", view["state_hash"]
     yield "log", f"{view['receipts']} receipts, head {view['log_hash']}"

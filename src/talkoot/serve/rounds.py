@@ -81,6 +81,7 @@ def summary(terms: Terms, state: MixingState, step: int, steps: int | None) -> d
             "why": {clean(why, 60): n for why, n in sorted(state.why.items(), key=lambda item: -item[1])},
         },
         "one_sided": state.one_sided,
+        "stored_step": state.kept_round * mixing.inner_steps if state.kept else None,
         "idle": {"share": tidy(state.idle), "wait_s": tidy(state.wait_s), "busy_s": tidy(state.busy_s)},
         "sent_bytes": {
             "per_round": tidy(state.sent_bytes / state.rounds) if state.rounds else None,

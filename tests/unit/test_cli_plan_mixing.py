@@ -10,6 +10,7 @@ import pytest
 from talkoot.cli.plan import run
 from talkoot.cli.plan_request import Request
 from talkoot.core.errors import TalkootError
+from talkoot.train.recipe import load_recipe
 
 EIGHT = {"swarm.stages": 1, "swarm.replicas": 8, "data.tokenizer": "bytes", "model.depth": 2}
 
@@ -107,3 +108,14 @@ def test_the_ablation_without_a_pull_says_that_nothing_bounds_the_spread(plan):
 def test_what_replicas_cannot_do_is_refused(plan, changes, request_, what):
     with pytest.raises(TalkootError, match=what):
         plan("noloco", request_, **changes)
+
+
+def test_a_plan_on_a_network_is_a_recipe_with_its_links(plan, tmp_path):
+    out = tmp_path / "planned.toml"
+    plan("noloco", Request(network="gcp12", nodes=8, out=out))
+    written = load_recipe(out)
+    assert written.mixing.rule == "noloco"
+    assert len(written.network.links) == 8 * 7
+    with pytest.raises(TalkootError, match="cannot be made") as caught:
+        plan("noloco", Request(network="gcp12", nodes=9, out=out))
+    assert "swarm.replicas" in caught.value.next

@@ -114,7 +114,7 @@ _said: set[str] = set()
 
 
 def test_an_outsiders_mixing_is_ignored_and_a_failure_without_sense_expels_its_sender(monkeypatch):
-    monkeypatch.setattr("talkoot.train.crew.PROGRAM", f"{__name__}:rude")
+    monkeypatch.setattr("talkoot.train.crew.Crew.program", f"{__name__}:rude")
     _said.clear()
     run = simulate(tiny())
     assert [gone.name for gone in run.facts("peer.lost", Gone)] == ["cedar"]

@@ -102,7 +102,7 @@ _kind = [""]
 
 @pytest.mark.parametrize("kind", list(LIES))
 def test_a_peer_whose_word_cannot_be_taken_is_replaced_and_the_step_done_again(kind, monkeypatch):
-    monkeypatch.setattr("talkoot.train.crew.PROGRAM", f"{HERE}:sometimes_liar")
+    monkeypatch.setattr("talkoot.train.crew.Crew.program", f"{HERE}:sometimes_liar")
     _told.clear()
     _kind[0] = kind
     run: Run = simulate(tiny())

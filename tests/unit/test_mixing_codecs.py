@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -209,12 +210,12 @@ def test_a_flipped_bit_is_read_or_refused_and_nothing_else(data, name, density):
 
 
 def test_each_vector_travels_as_the_recipe_or_the_rule_says():
-    def of(name: str) -> tuple[str, ...]:
+    def of(name: str, **chosen: str) -> tuple[str, ...]:
         rule = mixing_rules[name]
         assert rule.local is True
-        return wires(rule, settled(Mixing(rule=name, wire="bfloat16", wire_gradient="int8")))
+        return wires(rule, settled(msgspec.convert({"rule": name, **chosen}, Mixing)))
 
-    assert of("noloco") == ("bfloat16",)
-    assert of("noloco-literal") == ("int8", "bfloat16")
-    assert of("diloco") == ("int8",)
+    assert of("noloco", wire="bfloat16") == ("bfloat16",)
+    assert of("noloco-literal", wire="bfloat16", wire_gradient="int8") == ("int8", "bfloat16")
+    assert of("diloco", wire_gradient="int8") == ("int8",)
     assert of("sparseloco") == ("sparse",)

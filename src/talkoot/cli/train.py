@@ -20,9 +20,11 @@ def run(
     loaded = with_chaos(load_recipe(recipe, sets), chaos)
     name = _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
+    from talkoot.train.methods import check_methods
     from talkoot.train.mixing import mixing_rules
     from talkoot.train.run import run_real, run_simulated
 
+    check_methods(loaded)
     inner_steps = loaded.mixing.inner_steps if mixing_rules[loaded.mixing.rule].local else 0
     progress = Progress(loaded.train.steps, inner_steps=inner_steps, quiet=as_json)
     result = (run_simulated if sim else run_real)(loaded, folder, progress)

@@ -187,6 +187,8 @@ class RoundPeer(Trainer):
         )
         with suppress(ValueError):  # nobody has any to give: then these are as good as others
             self.round, _ = await fetch(self, enter)
+        if self.round > since:  # the lead waits for a word on every round from the first one on
+            await self.tell("later", Fetch(self.round))
         await self.began()
 
     async def began(self) -> None:

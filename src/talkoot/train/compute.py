@@ -12,6 +12,7 @@ from talkoot.train.treesum import Node
 from talkoot.world.api import Blank, Frame
 
 KINDS = ("weight", "first", "second", "count")  # of the tensors in a state: weights, both moments, updates if unusual
+UPDATE_FLOPS = 12.0  # per parameter, of one optimizer step
 CHUNK_BYTES = 256 * 2**20  # of a state on its way to another peer
 Gradients = Sequence[tuple[Node, Frame]]  # partial sums by the microbatches they cover, each one flat vector
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
+from talkoot.core.codec import decode
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
 from talkoot.plan.steps import Phase
 from talkoot.train.allegiance import TOPICS as WHOM_TO_OBEY
-from talkoot.train.compute import gradient_bytes
+from talkoot.train.compute import UPDATE_FLOPS, gradient_bytes
+from talkoot.train.greeting import say_hello
 from talkoot.train.job import Job, make_stage
 from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
 from talkoot.train.messages import (
@@ -30,7 +30,6 @@ from talkoot.train.messages import (
     Follow,
     Give,
     Gradient,
-    Hello,
     Introduce,
     Keep,
     Keeps,
@@ -41,9 +40,9 @@ from talkoot.train.messages import (
     Update,
 )
 from talkoot.train.negotiate import negotiate, topic_of
-from talkoot.train.rebuild import UPDATE_FLOPS, Unusable, rebuild
+from talkoot.train.rebuild import Unusable, rebuild
 from talkoot.train.worker import Worker
-from talkoot.world.api import HELLO, LOST, Lost, Message, World
+from talkoot.world.api import LOST, Lost, Message, World
 from talkoot.world.base import MAX_FRAMES
 
 FROM_LEAD = ("introduce", "assign", "give", "keep", "negotiate", "begin", "commit", "save", "probe", "stop")
@@ -73,7 +72,7 @@ class Peer(Worker):
         """Introduce oneself, then do as told until told to stop."""
         world = self.world
         topics = (*FROM_LEAD, *FROM_OWNERS, *WHOM_TO_OBEY, LOST)
-        first = await self._say_hello(topics)
+        first = await say_hello(world, self.lead, topics, self.job.recipe.recovery.watchdog_s)
         while True:
             try:
                 message = first or await world.receive(*topics, timeout=self.allegiance.patience_s)
@@ -135,14 +134,6 @@ class Peer(Worker):
         # The lead may still reach both of us, so it must hear of it; what it means is its decision.
         await self.world.send(self.lead, "cut", Cut(message.sender, message.read(Lost).reason))
         return True
-
-    async def _say_hello(self, topics: Sequence[str]) -> Message:
-        """Introduce oneself until there is an answer; returns it."""
-        hello = Hello(self.world.name, self.world.address, OLDEST_PROTOCOL, PROTOCOL)
-        while True:
-            await self.world.send(self.lead, HELLO, hello)
-            with suppress(TimeoutError):
-                return await self.world.receive(*topics, timeout=self.job.recipe.recovery.watchdog_s)
 
     async def _follow(self, claim: Message) -> None:
         """Say to a new lead what is here, before its generation ends what is under way; a final gradient is kept."""

@@ -10,7 +10,7 @@ from functools import partial
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.plan.steps import Phase
-from talkoot.train.compute import Neighbour, StageCompute, hop_bytes
+from talkoot.train.compute import UPDATE_FLOPS, Neighbour, StageCompute, hop_bytes
 from talkoot.train.desk import Parcel
 from talkoot.train.keeping import joined, whoever_holds
 from talkoot.train.messages import Assign, Donor, Sent, Update, Visit
@@ -18,7 +18,6 @@ from talkoot.train.worker import Worker
 from talkoot.world.api import Frame, Message, frame_bytes
 
 Arrived = dict[int, dict[tuple[Phase, int], Sequence[Frame]]]  # by step, and work that it was sent for
-UPDATE_FLOPS = 12.0  # per parameter, of one optimizer step
 
 
 class Unusable(Exception):

@@ -9,11 +9,12 @@ import asyncio
 import sys
 from contextlib import suppress
 
-from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL, decode
+from talkoot.core.codec import decode
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
+from talkoot.train.greeting import say_hello
 from talkoot.train.job import Job
-from talkoot.train.messages import Contact, Cut, Hello
+from talkoot.train.messages import Contact, Cut
 from talkoot.train.rounds.joining import Donor, fetch
 from talkoot.train.rounds.messages import (
     Arrived,
@@ -33,7 +34,7 @@ from talkoot.train.rounds.messages import (
 from talkoot.train.rounds.replica import Exchange, make_replica
 from talkoot.train.rounds.trainer import Trainer
 from talkoot.train.watchdog import Pulse
-from talkoot.world.api import HELLO, LOST, Message, World
+from talkoot.world.api import LOST, Message, World
 
 FROM_LEAD = ("enter", "view", "collect", "probe", "stop")
 ABOUT_EXCHANGES = {"offer": Offer, "took": Took, "refused": Refused, "part": Part, "standing": Standing}
@@ -62,7 +63,7 @@ class RoundPeer(Trainer):
         """Introduce oneself, then do as told until told to stop."""
         world = self.world
         topics = (*FROM_LEAD, *FROM_REPLICAS, LOST)
-        first = await self._say_hello(topics)
+        first = await say_hello(world, self.lead, topics, self.job.recipe.recovery.watchdog_s)
         while True:
             message = first or await world.receive(*topics)
             first = None
@@ -79,14 +80,6 @@ class RoundPeer(Trainer):
                 if message.topic == "stop":
                     return self._cancel()
                 await self._obey(message, tasks)
-
-    async def _say_hello(self, topics: tuple[str, ...]) -> Message:
-        """Introduce oneself until there is an answer; returns it."""
-        hello = Hello(self.world.name, self.world.address, OLDEST_PROTOCOL, PROTOCOL)
-        while True:
-            await self.world.send(self.lead, HELLO, hello)
-            with suppress(TimeoutError):
-                return await self.world.receive(*topics, timeout=self.job.recipe.recovery.watchdog_s)
 
     def _cancel(self) -> None:
         if self._running is not None:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from talkoot.plan.mixing import message_bytes
-from talkoot.train.compute import stage_flops
+from talkoot.train.compute import UPDATE_FLOPS, stage_flops
 from talkoot.train.job import Job
 from talkoot.train.mixing import RoundRule, settled, wires
 from talkoot.train.recipe import Recipe
 from talkoot.world.api import Blank, Frame
 
-UPDATE_FLOPS = 12.0  # per parameter: AdamW's arithmetic
 SAMPLE = (16, 256, 256)  # for telemetry: at least, at most, and of how many numbers one
 FAR = "it is too far away"  # why a message was not merged, where that says more about the one than about the other
 Exchange = tuple[int, int]  # round and fragment

@@ -1,0 +1,1 @@
+"""Corrections for completions that another policy made."""

@@ -1,0 +1,1 @@
+"""What an update maximises: the GRPO family as switches."""

@@ -1,0 +1,1 @@
+"""Rewards: what a completion earned, computed by whoever receives it."""

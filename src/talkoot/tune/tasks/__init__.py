@@ -1,0 +1,1 @@
+"""Tasks with verifiable answers; :mod:`talkoot.tune.tasks.task` says what one is."""

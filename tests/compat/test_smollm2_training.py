@@ -10,10 +10,11 @@ import torch
 from safetensors import safe_open
 from smollm2 import INSTALL, smollm2_folder
 
+from talkoot.run.folder import LOG
 from talkoot.train.export import export_run
 from talkoot.train.recipe import Data, Model, Recipe, Swarm, Train
 from talkoot.train.records import Committed
-from talkoot.train.run import LOG, run_real
+from talkoot.train.run import run_real
 from talkoot.train.verify import verify
 
 BOUND = 1e-5

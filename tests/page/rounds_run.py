@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from talkoot.train.journal import Observer, unobserved
+from talkoot.run.journal import Observer, unobserved
 from talkoot.train.recipe import build_recipe
 from talkoot.train.run import run_simulated
 

@@ -17,10 +17,11 @@ import msgspec
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG
 from talkoot.train.loop import Result
 from talkoot.train.recipe import Data, Model, Recipe, Swarm, Train
 from talkoot.train.records import Committed
-from talkoot.train.run import LOG, run_real, run_simulated
+from talkoot.train.run import run_real, run_simulated
 from talkoot.world.faults import Fault
 
 DEADLINE = 80.0  # generous: the machine is shared; a hang must still fail

@@ -14,7 +14,7 @@ from processes import DEADLINE, command, execute, read_log, talkoot, tiny, to_to
 
 from talkoot.core.fold import fold
 from talkoot.core.log import Log
-from talkoot.train.run import LOG
+from talkoot.run.folder import LOG
 
 VERBS = ("demo", "train", "plan", "doctor", "status", "replay", "watch", "report", "export", "bench")
 HEAVY = ("torch", "transformers", "zmq", "starlette", "uvicorn")

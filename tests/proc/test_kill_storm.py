@@ -10,11 +10,12 @@ import pytest
 
 from talkoot.core.log import Log
 from talkoot.recipes.demo import demo
+from talkoot.run.folder import LOG
+from talkoot.run.records import Gone
 from talkoot.train.chaos import storm
 from talkoot.train.loop import Result
 from talkoot.train.recipe import Recipe
-from talkoot.train.records import Gone
-from talkoot.train.run import LOG, run_real, run_simulated
+from talkoot.train.run import run_real, run_simulated
 from talkoot.train.verify import verify
 from talkoot.world.links import Network
 

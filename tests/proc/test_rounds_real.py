@@ -12,10 +12,10 @@ import msgspec
 from processes import Ran, alive, commits, descendants, execute, start, stop, tiny, to_toml, wait_for, write_text
 
 from talkoot.core.fold import Entry
+from talkoot.run.folder import LOG
+from talkoot.run.records import Gone, Joined
 from talkoot.train.recipe import Joiner, Mixing, Model, Recipe, Swarm
-from talkoot.train.records import Gone, Joined
 from talkoot.train.rounds.records import Averaged, Rounded
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 
 STALL_S = 2.5 + 5.0  # until a stopped process is noticed, and some grace

@@ -9,9 +9,9 @@ from pathlib import Path
 from processes import alive, commits, descendants, execute, read_log, start, stop, tiny, to_toml, wait_for, write_text
 
 from talkoot.core.errors import Exit
-from talkoot.train.lock import holder
+from talkoot.run.folder import LOG
+from talkoot.run.lock import holder
 from talkoot.train.recipe import Recipe
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 
 STEPS = 60

@@ -14,10 +14,10 @@ import pytest
 from processes import Ran, alive, execute, talkoot, tiny, to_toml, wait_for, write_text
 
 from talkoot.core.fold import Entry
+from talkoot.run.folder import LOG
+from talkoot.run.records import Gone, Warned
 from talkoot.train.checkpoint import manifests, read_manifest
 from talkoot.train.recipe import Recipe, Recovery
-from talkoot.train.records import Gone, Warned
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 from talkoot.world.faults import Fault
 

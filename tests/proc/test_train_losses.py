@@ -12,9 +12,10 @@ from typing import Any
 from processes import DEADLINE, Ran, alive, execute, tiny, wait_for, write_text
 
 from talkoot.core.fold import Entry
+from talkoot.run.folder import LOG
+from talkoot.run.records import Gone
 from talkoot.train.recipe import Recipe, Swarm
-from talkoot.train.records import Gone, Seated
-from talkoot.train.run import LOG
+from talkoot.train.records import Seated
 from talkoot.train.verify import verify
 from talkoot.world.faults import Fault
 

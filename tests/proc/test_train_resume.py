@@ -25,9 +25,9 @@ from processes import (
     write_text,
 )
 
+from talkoot.run.folder import LOG
+from talkoot.run.records import Warned
 from talkoot.train.checkpoint import newest
-from talkoot.train.records import Warned
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault

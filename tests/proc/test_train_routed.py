@@ -11,9 +11,9 @@ import pytest
 from processes import Ran, execute, tiny, write_text
 
 from talkoot.plan.steps import Route
+from talkoot.run.folder import LOG
 from talkoot.train.recipe import Recipe, Swarm
 from talkoot.train.records import Mended
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 from talkoot.world.faults import Fault
 from talkoot.world.links import Link, Network

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from processes import Ran, execute, tiny, write_text
 
+from talkoot.run.folder import LOG
 from talkoot.train.recipe import Swarm
 from talkoot.train.records import Committed, Worked
-from talkoot.train.run import LOG
 from talkoot.train.verify import verify
 
 

@@ -19,9 +19,10 @@ from test_train_kit import simulate, tiny
 
 from talkoot.core.fold import Entry
 from talkoot.model.config import ModelConfig
+from talkoot.run.records import Gone
 from talkoot.train.compute import BlankStage
 from talkoot.train.recipe import Recipe
-from talkoot.train.records import Gone, Recovered, Worked
+from talkoot.train.records import Recovered, Worked
 from talkoot.train.rehearse import rehearse
 from talkoot.train.verify import examine
 from talkoot.world.sim.simulation import Simulation

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 from test_train_kit import Fault, Run, replace, simulate, tiny
 
+from talkoot.run.records import Gone
 from talkoot.train.messages import Ready
 from talkoot.train.recipe import Recipe, peer_names
-from talkoot.train.records import Blended, Gone, Recovered
+from talkoot.train.records import Blended, Recovered
 from talkoot.world.links import Link, Network
 from talkoot.world.sim.simulation import SimulatedWorld
 

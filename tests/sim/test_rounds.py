@@ -10,7 +10,8 @@ import pytest
 from test_rounds_kit import NAMES, Fault, Rounds, check, plain, simulate, tiny
 
 from talkoot.core.errors import TalkootError
-from talkoot.train.records import Gone, RolledBack, Seated, Warned
+from talkoot.run.records import Gone, Warned
+from talkoot.train.records import RolledBack, Seated
 from talkoot.train.rounds.lead import RoundLead
 from talkoot.train.rounds.records import Averaged
 from talkoot.world.sim.simulation import Simulation

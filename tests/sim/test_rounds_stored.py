@@ -11,11 +11,12 @@ from test_rounds_kit import tiny
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG
+from talkoot.run.records import Warned
 from talkoot.train.methods import check_fits, check_methods
 from talkoot.train.recipe import Recipe
 from talkoot.train.rounds.records import Kept
-from talkoot.train.run import LOG, run_simulated
-from talkoot.train.run_records import Warned
+from talkoot.train.run import run_simulated
 from talkoot.train.verify import verify
 from talkoot.world.faults import Fault
 

@@ -16,12 +16,13 @@ from talkoot.cli.output import Progress
 from talkoot.cli.status import replay, status
 from talkoot.core.fold import Entry, State, fold
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG
+from talkoot.run.records import Warned
 from talkoot.serve.report import report_page
 from talkoot.serve.view import View, view_of
-from talkoot.train.records import Committed, Warned
+from talkoot.train.records import Committed
 from talkoot.train.rounds.prospects import LEAST_MEASURED
 from talkoot.train.rounds.records import Rounded
-from talkoot.train.run import LOG
 
 ROUNDS = STEPS // INNER_STEPS
 

@@ -15,12 +15,13 @@ from test_train_kit import Fault, replace, tiny
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
+from talkoot.run.folder import LOG
 from talkoot.train.crew import Crew
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result
 from talkoot.train.recipe import Recipe
 from talkoot.train.records import Recovered
-from talkoot.train.run import LOG, run_simulated
+from talkoot.train.run import run_simulated
 from talkoot.train.succession import Succession, Superseded
 from talkoot.train.verify import Findings, verify
 from talkoot.world.sim.simulation import Simulation

@@ -13,9 +13,10 @@ import pytest
 from test_train_kit import Fault, Run, simulate, tiny
 
 from talkoot.core.log import Log
+from talkoot.run.records import Gone
 from talkoot.train.lead import Lead
 from talkoot.train.recipe import PHASES, Recipe, Swarm, peer_names
-from talkoot.train.records import Gone, Mended, Recovered, RolledBack, Seated, Worked
+from talkoot.train.records import Mended, Recovered, RolledBack, Seated, Worked
 from talkoot.train.verify import Findings, examine, verify
 from talkoot.world.links import Link, Network
 from talkoot.world.sim.simulation import Simulation

@@ -13,12 +13,14 @@ from test_train_kit import Fault, Run, replace, simulate, tiny
 
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG
+from talkoot.run.records import Gone, Warned
 from talkoot.train.chaos import storm, trace
 from talkoot.train.checkpoint import manifests, read_manifest
 from talkoot.train.lead import Lead
 from talkoot.train.recipe import PHASES, Recipe, peer_names
-from talkoot.train.records import Gone, Recovered, RolledBack, Seated, Warned
-from talkoot.train.run import LOG, run_simulated
+from talkoot.train.records import Recovered, RolledBack, Seated
+from talkoot.train.run import run_simulated
 from talkoot.train.verify import examine, verify
 from talkoot.world.sim.simulation import Simulation
 

@@ -12,12 +12,13 @@ from test_train_kit import Fault, Run, replace, simulate, tiny
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.log import Log
+from talkoot.run.records import Gone
 from talkoot.train import checkpoint
 from talkoot.train.lead import Lead
 from talkoot.train.messages import Saved
 from talkoot.train.peer import Peer, train_peer
 from talkoot.train.recipe import Recipe
-from talkoot.train.records import Gone, Seated
+from talkoot.train.records import Seated
 from talkoot.train.verify import examine
 from talkoot.world.api import FAILED
 from talkoot.world.links import Link, Network

@@ -17,14 +17,16 @@ from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
 from talkoot.model.huggingface import load_model, save_folder
 from talkoot.model.tokenizer import Tokenizer
+from talkoot.run.folder import LOG
+from talkoot.run.records import Warned
 from talkoot.train.checkpoint import manifests, read_manifest
 from talkoot.train.export import export_run
 from talkoot.train.lead import Lead
 from talkoot.train.recipe import Recipe
-from talkoot.train.records import Committed, RolledBack, Seated, Warned
+from talkoot.train.records import Committed, RolledBack, Seated
 from talkoot.train.rehearse import rehearse
 from talkoot.train.roster import MAX_RESPAWNS
-from talkoot.train.run import LOG, run_simulated
+from talkoot.train.run import run_simulated
 from talkoot.train.verify import verify
 from talkoot.world.sim.simulation import Simulation
 

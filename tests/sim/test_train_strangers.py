@@ -12,10 +12,12 @@ from test_train_kit import Run, simulate, tiny
 from talkoot.core.codec import OLDEST_PROTOCOL, PROTOCOL
 from talkoot.core.keys import Key
 from talkoot.core.receipt import Receipt, Signed, body, sign
+from talkoot.run.greeting import Hello
+from talkoot.run.records import Gone
 from talkoot.train.lead import Lead
-from talkoot.train.messages import Hello, Prepared
+from talkoot.train.messages import Prepared
 from talkoot.train.peer import train_peer
-from talkoot.train.records import Gone, Worked
+from talkoot.train.records import Worked
 from talkoot.train.verify import examine
 from talkoot.world.api import HELLO, LOST, Launch
 from talkoot.world.sim.simulation import Simulation

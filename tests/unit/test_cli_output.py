@@ -10,7 +10,8 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.receipt import Receipt, Task, body
-from talkoot.train.records import Committed, Facts, Gone
+from talkoot.run.records import Facts, Gone
+from talkoot.train.records import Committed
 
 PROBLEM = TalkootError("it broke", where="here", why="it was old", next="buy another", code=Exit.UNREACHABLE)
 

@@ -22,8 +22,9 @@ STOREYS = {
     "core": 0,
     "world": 1,
     **dict.fromkeys(("model", "data", "plan"), 2),
-    **dict.fromkeys(("train", "tune", "blend", "audit", "pay"), 3),
-    **dict.fromkeys(("serve", "bench", "cli", "recipes"), 4),
+    "run": 3,
+    **dict.fromkeys(("train", "tune", "blend", "audit", "pay"), 4),
+    **dict.fromkeys(("serve", "bench", "cli", "recipes"), 5),
 }
 ROLES = {"train", "tune", "blend", "audit", "pay"}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from talkoot.core.ids import PeerId, RunId
 from talkoot.core.receipt import Receipt, Task, body
 from talkoot.plan.spread import predicted_ratio
+from talkoot.run.records import Facts
 from talkoot.train.mixing import settled
-from talkoot.train.records import Facts
 from talkoot.train.rounds.commits import Commits
 from talkoot.train.rounds.prospects import (
     ALARM,

@@ -14,20 +14,9 @@ from talkoot.core.fold import State, fold
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
+from talkoot.run.records import End, Gone, Joined, Resume, Start
 from talkoot.train import records
-from talkoot.train.records import (
-    Checkpointed,
-    Committed,
-    End,
-    Evaluated,
-    Gone,
-    Joined,
-    Resume,
-    RolledBack,
-    Seated,
-    Start,
-    Worked,
-)
+from talkoot.train.records import Checkpointed, Committed, Evaluated, RolledBack, Seated, Worked
 from talkoot.train.verify import verify
 
 LEAD, ALDER, BIRCH = (Key.derived("records", name) for name in ("lead", "alder", "birch"))

@@ -14,8 +14,8 @@ from talkoot.core.ids import PeerId
 from talkoot.core.keys import Key
 from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
-from talkoot.train.lock import LOCK, holder, locked, seized
-from talkoot.train.records import Appointed, End, Facts, Resume, Start, Succeeded, Warned
+from talkoot.run.lock import LOCK, holder, locked, seized
+from talkoot.run.records import Appointed, End, Facts, Resume, Start, Succeeded, Warned
 from talkoot.train.succession import is_half, is_more_than_half
 from talkoot.train.verify import examine
 

@@ -22,11 +22,12 @@ from talkoot.model.config import ModelConfig
 from talkoot.plan.networks import named_network
 from talkoot.plan.playback import Phase, Span
 from talkoot.plan.profile import Node, Profile, to_network
+from talkoot.run.records import Gone
 from talkoot.train.compute import stage_flops
 from talkoot.train.lead import Lead
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Model, Recipe, Swarm, Train
-from talkoot.train.records import Committed, Gone
+from talkoot.train.records import Committed
 from talkoot.train.rehearse import Rehearsal, rehearse
 from talkoot.world.links import Link, Network
 from talkoot.world.sim.simulation import Computed

@@ -17,9 +17,10 @@ from talkoot.model.config import ModelConfig
 from talkoot.plan.exchange import sync_on
 from talkoot.plan.networks import named_network
 from talkoot.plan.profile import to_network
+from talkoot.run.records import Start
 from talkoot.train.compute import stage_flops
 from talkoot.train.recipe import Data, Mixing, Model, Recipe, Swarm, Train
-from talkoot.train.records import Evaluated, Start, Worked
+from talkoot.train.records import Evaluated, Worked
 from talkoot.train.rounds.records import Averaged, Rounded
 from talkoot.train.run import run_simulated
 

@@ -18,12 +18,13 @@ from talkoot.core.fold import Entry
 from talkoot.core.log import Log
 from talkoot.data import TokenFile
 from talkoot.model.tokenizer import Tokenizer
+from talkoot.run.records import Gone
 from talkoot.train.job import Job
 from talkoot.train.lead import Lead
 from talkoot.train.loop import Result, train
 from talkoot.train.prepare import cut_stages, open_windows, prepare_tokens
 from talkoot.train.recipe import Data, Model, Recipe, Recovery, Swarm, Train
-from talkoot.train.records import Committed, Gone
+from talkoot.train.records import Committed
 from talkoot.world.api import Host
 from talkoot.world.faults import Fault
 from talkoot.world.sim.simulation import Simulation

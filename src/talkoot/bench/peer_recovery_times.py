@@ -20,11 +20,11 @@ import msgspec
 from talkoot.model.config import ModelConfig
 from talkoot.plan.networks import named_network
 from talkoot.plan.profile import to_network
+from talkoot.run.records import Gone
 from talkoot.train.compute import stage_flops
 from talkoot.train.lead import Lead
 from talkoot.train.prepare import cut_stages
 from talkoot.train.recipe import Model, Recipe, Recovery, Swarm, Train
-from talkoot.train.records import Gone
 from talkoot.train.rehearse import Rehearsal, rehearse
 from talkoot.world.links import Link, Network
 

@@ -12,10 +12,11 @@ from typing import Any
 from talkoot.cli.output import Progress, print_json, print_table, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.recipes.demo import demo
+from talkoot.run.folder import LOG
 from talkoot.train.chaos import with_chaos
 from talkoot.train.export import export_run
 from talkoot.train.loop import Result
-from talkoot.train.run import LOG, run_real, run_simulated
+from talkoot.train.run import run_real, run_simulated
 from talkoot.train.verify import verify
 
 LOSS_BOUND = 4.3  # nats per token, held out, default steps; an untrained model has ln(1024) = 6.93

@@ -10,7 +10,8 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry, State
-from talkoot.train.records import Blended, Committed, Gone, Mended, Recovered, RolledBack, Seated, Warned
+from talkoot.run.records import Gone, Warned
+from talkoot.train.records import Blended, Committed, Mended, Recovered, RolledBack, Seated
 from talkoot.train.rounds.records import Averaged
 
 

@@ -12,9 +12,9 @@ from talkoot.cli.status_rounds import show_rounds
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, advance
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG
+from talkoot.run.lock import holder
 from talkoot.serve.rounds import summary, terms_of
-from talkoot.train.lock import holder
-from talkoot.train.run import LOG
 
 
 def status(run: Path, *, as_json: bool) -> None:

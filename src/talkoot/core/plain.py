@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -36,6 +37,37 @@ def read_plain(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise _bad(what, str(path), "its top level is no table of keys and values", "begin the file with {")
     return cast("dict[str, Any]", tree)
+
+
+def read_overridden(path: Path | None, overrides: Iterable[str], what: str) -> dict[str, Any]:
+    """A file's content (nothing without one), changed by ``section.key=value`` overrides.
+
+    Values are in TOML syntax; bare words are text.
+
+    Raises:
+        TalkootError: as :func:`read_plain`, or an override is not of that form.
+    """
+    tree: dict[str, Any] = {} if path is None else read_plain(path, what)
+    for override in overrides:
+        _override(tree, override, what)
+    return tree
+
+
+def _override(tree: dict[str, Any], text: str, what: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise _bad(what, f"--set {text}", "it is not of the form section.key=value", "write --set train.steps=500")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    *sections, leaf = key.strip().split(".")
+    for section in sections:
+        inner: object = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise _bad(what, f"--set {text}", f"{section!r} is a value, not a section", CORRECT)
+        tree = cast("dict[str, Any]", inner)
+    tree[leaf] = parsed
 
 
 def build(tree: dict[str, Any], kind: type[T], *, what: str, where: str) -> T:

@@ -8,10 +8,11 @@ from typing import Any
 
 from talkoot.core.ids import short
 from talkoot.core.receipt import Receipt
+from talkoot.run.records import Start
 from talkoot.serve.series import Span, tidy
 from talkoot.serve.words import UNKNOWN, clean, name_of
 from talkoot.train.recipe import peer_names
-from talkoot.train.records import Committed, Start
+from talkoot.train.records import Committed
 
 MAX_RECIPE_ROWS = 80
 MAX_STAGES = 64

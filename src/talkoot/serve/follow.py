@@ -12,10 +12,10 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.log import Log
+from talkoot.run.lock import LOCK, holder
 from talkoot.serve.render import chart_data, fragments
 from talkoot.serve.report import LOG_NAME
 from talkoot.serve.view import View
-from talkoot.train.lock import LOCK, holder
 
 CHUNK = 1000  # receipts read before the page is brought up to date: a long log shows its progress
 LOCKED = ("locked", "busy")  # SQLite's words for a log that can be read a moment later

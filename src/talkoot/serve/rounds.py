@@ -14,10 +14,10 @@ import msgspec
 from talkoot.core.errors import TalkootError
 from talkoot.core.receipt import Receipt
 from talkoot.model.config import ModelConfig
+from talkoot.run.records import Start
 from talkoot.serve.series import Curve, tidy
 from talkoot.serve.words import clean, name_of
 from talkoot.train.mixing import mixing_rules, settled
-from talkoot.train.records import Start
 from talkoot.train.rounds.prospects import ALARM, expected_bytes, expected_spread, is_far
 from talkoot.train.rounds.records import MixingState, Rounded, mixed
 from talkoot.train.sections import Mixing

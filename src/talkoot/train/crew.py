@@ -14,16 +14,18 @@ from talkoot.core.fold import State
 from talkoot.core.ids import Digest, PeerId
 from talkoot.core.log import Log
 from talkoot.core.receipt import Signed
+from talkoot.run.greeting import Hello
+from talkoot.run.journal import Journal, Observer
+from talkoot.run.records import Facts, Gone, Joined, Warned
 from talkoot.train.allegiance import SUPERSEDED
 from talkoot.train.chaos import LEAD, Docket
 from talkoot.train.job import Job
-from talkoot.train.journal import Journal, Observer, Share
 from talkoot.train.keepers import Keepers
-from talkoot.train.messages import Cut, Hello, Keeps
-from talkoot.train.records import Facts, Gone, Joined, Warned
+from talkoot.train.messages import Cut, Keeps
 from talkoot.train.roster import Member, Roster
 from talkoot.train.states import RUN, Moved, States
 from talkoot.train.watchdog import Pulse, Watchdog
+from talkoot.train.work import Share, append_work
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
 from talkoot.world.base import rebuild_failure
 from talkoot.world.faults import Fault
@@ -100,7 +102,7 @@ class Crew:
     def accept_work(self, peer: PeerId, signed: Signed | None, step: int, share: Share) -> Digest:
         """Write a peer's receipt for its part of ``step`` into the log, or expel it; returns the receipt's id."""
         try:
-            return self.journal.append_work(peer, signed, self.generation, step, share)
+            return append_work(self.journal, self.world.run, peer, signed, (step, self.generation), share)
         except ValueError as problem:
             self.expel(peer, f"its receipt is not acceptable: {problem}")
 

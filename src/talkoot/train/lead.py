@@ -18,20 +18,14 @@ from talkoot.core.log import Log
 from talkoot.plan.drift import Drift
 from talkoot.plan.newcomers import stages_for
 from talkoot.plan.steps import View
+from talkoot.run.journal import Observer
+from talkoot.run.records import End, Resume, Warned
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.crew import NOTICES, Crew, PeersLost
 from talkoot.train.job import Job
-from talkoot.train.journal import Observer
 from talkoot.train.outlook import start_of, view_of
 from talkoot.train.period import Period
-from talkoot.train.records import (
-    Blended,
-    End,
-    Recovered,
-    Resume,
-    RolledBack,
-    Warned,
-)
+from talkoot.train.records import Blended, Recovered, RolledBack
 from talkoot.train.recovery import Source, Unrecoverable, climb
 from talkoot.train.seating import arrange_keepers, introduce, loss_of, seat
 from talkoot.train.states import RUN, States

@@ -10,32 +10,6 @@ from talkoot.core.receipt import Signed
 from talkoot.plan.steps import Phase, Work
 
 
-class Hello(msgspec.Struct, frozen=True):
-    """Peer to lead, ``hello``: here I am."""
-
-    name: str
-    address: str
-    oldest_protocol: int
-    newest_protocol: int
-
-
-class Contact(msgspec.Struct, frozen=True, array_like=True):
-    """Where a peer lives."""
-
-    peer: str
-    address: str
-
-
-class Introduce(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Lead to peer, ``introduce``: these are the others.
-
-    ``processes``: for a standby, process ids by name, of those that run on the lead's machine.
-    """
-
-    contacts: tuple[Contact, ...]
-    processes: dict[str, int] = {}
-
-
 class Visit(msgspec.Struct, frozen=True, array_like=True):
     """A microbatch that came by a stage in a committed step, and where from and where to: stages, -1 for none."""
 

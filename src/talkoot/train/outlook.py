@@ -8,9 +8,9 @@ import msgspec
 
 import talkoot
 from talkoot.plan.steps import View
+from talkoot.run.records import Start
 from talkoot.train.compute import hop_bytes, stage_flops
 from talkoot.train.job import Job
-from talkoot.train.records import Start
 from talkoot.train.roster import Roster
 
 

@@ -17,9 +17,9 @@ from talkoot.core.ids import PeerId
 from talkoot.plan.flow import FlowNode, Settings
 from talkoot.plan.flow_messages import Card
 from talkoot.plan.steps import Phase
+from talkoot.run.greeting import Introduce, say_hello
 from talkoot.train.allegiance import TOPICS as WHOM_TO_OBEY
 from talkoot.train.compute import UPDATE_FLOPS, gradient_bytes
-from talkoot.train.greeting import say_hello
 from talkoot.train.job import Job, make_stage
 from talkoot.train.keeping import Journal, Keeping, SentLog, Shadow, Streamed
 from talkoot.train.messages import (
@@ -30,7 +30,6 @@ from talkoot.train.messages import (
     Follow,
     Give,
     Gradient,
-    Introduce,
     Keep,
     Keeps,
     Negotiate,

@@ -20,7 +20,7 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.model.config import ModelConfig
 from talkoot.plan.profile import Node, Profile
-from talkoot.train.messages import Contact, Hello, Introduce
+from talkoot.run.greeting import Contact, Hello, Introduce
 from talkoot.world.api import FAILED, HELLO, LOST, Blank, Frame, Host, Launch, Lost, Message, World
 from talkoot.world.base import rebuild_failure
 from talkoot.world.links import Link

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from talkoot.core.errors import TalkootError, nearest
-from talkoot.core.plain import CORRECT, build, read_plain
+from talkoot.core.plain import CORRECT, build, read_overridden
 from talkoot.plan.steps import Route
 from talkoot.train.sections import (
     Data,
@@ -212,31 +211,12 @@ def load_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Recipe:
     Raises:
         TalkootError: unreadable file, broken TOML, an unknown key or a wrong type.
     """
-    tree = {} if path is None else read_plain(path, UNUSABLE)
-    for override in overrides:
-        _override(tree, override)
-    return build_recipe(tree, "the command line" if path is None else str(path))
+    return build_recipe(read_overridden(path, overrides, UNUSABLE), "the command line" if path is None else str(path))
 
 
 def build_recipe(tree: dict[str, Any], where: str) -> Recipe:
     """A recipe from plain data; see :func:`load_recipe`."""
     return build(tree, Recipe, what=UNUSABLE, where=where)
-
-
-def _override(tree: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise _bad(f"--set {text}", "it is not of the form section.key=value", "write --set train.steps=500")
-    try:
-        parsed = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    *sections, leaf = key.strip().split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            raise _bad(f"--set {text}", f"{section!r} is a value, not a section")
-    tree[leaf] = parsed
 
 
 def _bad(where: str, why: str, next: str = CORRECT, what: str = UNUSABLE) -> TalkootError:

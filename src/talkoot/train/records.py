@@ -9,14 +9,7 @@ import msgspec
 from talkoot.core.fold import Chapter, Entry, chapters
 from talkoot.core.receipt import Receipt
 from talkoot.plan.steps import Route
-from talkoot.train.run_records import Appointed, End, Facts, Resume, RunState, Start, Succeeded, Warned
-
-
-class Joined(Facts, frozen=True, kw_only=True):
-    """``peer.join``: a peer said hello."""
-
-    peer: str
-    name: str
+from talkoot.run.records import Appointed, End, Facts, Gone, Joined, Resume, RunState, Start, Succeeded, Warned
 
 
 class Seated(Facts, frozen=True, kw_only=True):
@@ -26,14 +19,6 @@ class Seated(Facts, frozen=True, kw_only=True):
     name: str
     stage: int
     source: str
-
-
-class Gone(Facts, frozen=True, kw_only=True):
-    """``peer.lost``: a peer is no longer there."""
-
-    peer: str
-    name: str
-    reason: str
 
 
 class Worked(Facts, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ import msgspec
 from talkoot.core.fold import Entry, State
 from talkoot.core.log import Log
 from talkoot.model.config import ModelConfig
+from talkoot.run.journal import OBSERVER
 from talkoot.train.job import Job
-from talkoot.train.journal import OBSERVER
 from talkoot.train.leads import begin, lead_for
 from talkoot.train.loop import Result, result_of
 from talkoot.train.methods import check_fits, check_methods

@@ -9,11 +9,10 @@ from msgspec import convert
 
 from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError
-from talkoot.core.fold import Entry, State, fold
-from talkoot.core.keys import Key
+from talkoot.core.fold import State, fold
 from talkoot.core.log import Log
+from talkoot.run.records import Start
 from talkoot.train.recipe import Recipe, Swarm
-from talkoot.train.records import Start
 
 FREE_SECTIONS = ("name", "swarm", "network", "faults")  # parts of a recipe that may differ when a run is resumed
 FREE_RECOVERY = ("ladder", "copies", "guarded", "refresh_every", "failures_per_hour", "watchdog_s")  # exact either way
@@ -59,36 +58,6 @@ def check_same_run(start: Start | None, recipe: Recipe, folder: Path) -> None:
 
 def _replicas(swarm: dict[str, Any]) -> list[str]:
     return list(convert(swarm, Swarm).peers)
-
-
-def check_same_world(start: Start | None, world: str, folder: Path) -> None:
-    """Refuse to continue a rehearsal for real, or the other way round: their times cannot stand in one log.
-
-    Raises:
-        TalkootError: the run belongs to the other world.
-    """
-    if start is not None and start.world != world:
-        raise TalkootError(
-            f"this folder holds a {start.world} run",
-            where=str(folder),
-            why=f"a {world} run was asked for",
-            next="name another folder with --out, or continue it in its own world (--sim or not)",
-        )
-
-
-def check_same_key(first: Entry | None, key: Key, path: Path) -> None:
-    """Refuse to resume a run without the key that began it: its log would not verify.
-
-    Raises:
-        TalkootError: ``path`` holds another key, because it was lost and is new.
-    """
-    if first is not None and first.receipt.peer != key.peer:
-        raise TalkootError(
-            "the key of this run is missing",
-            where=str(path),
-            why=f"the run was begun by {first.receipt.peer[:8]}, this key is {key.peer[:8]}",
-            next="restore the file from a backup, or start a new run with --out",
-        )
 
 
 def finished(log: Log, steps: int) -> State | None:

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from talkoot.core.fold import fold
-from talkoot.core.keys import Key
 from talkoot.core.log import Log
+from talkoot.run.folder import LOG, check_same_key, check_same_world, lead_key, stop_on_interrupt, stop_on_signals
+from talkoot.run.journal import OBSERVER, Observer, unobserved
+from talkoot.run.lock import locked
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
 from talkoot.train.job import Job
-from talkoot.train.journal import OBSERVER, Observer
 from talkoot.train.leads import AnyLead, begin, lead_for
-from talkoot.train.lock import locked
 from talkoot.train.loop import Result, result_of
 from talkoot.train.methods import check_fits, check_methods
 from talkoot.train.prepare import cut_stages, model_config, open_windows, prepare_tokenizer, prepare_tokens
 from talkoot.train.recipe import Recipe
 from talkoot.train.resume import (
-    check_same_key,
     check_same_run,
     check_same_text,
     check_same_tokenizer,
-    check_same_world,
     finished,
     started_as,
 )
@@ -40,20 +36,15 @@ from talkoot.world.api import Host
 from talkoot.world.blobs import sweep
 from talkoot.world.sim.simulation import LeadKilled, Simulation
 
-LOG = "log.sqlite"
 # torch.optim imports torch._dynamo at its first use: 1.5 s that every peer would spend, and a newcomer at once.
 PRELOAD = ("torch", "torch._dynamo", "talkoot.train.tensors")
-
-
-def silent(*_: object) -> None:
-    """An observer that ignores everything."""
 
 
 def run_real(
     recipe: Recipe,
     folder: Path,
-    observer: Observer = silent,
-    started: Callable[[AnyLead], None] = silent,
+    observer: Observer = unobserved,
+    started: Callable[[AnyLead], None] = lambda lead: None,
 ) -> Result:
     """Run with one process per peer on this machine.
 
@@ -69,7 +60,7 @@ def run_real(
     with _open(recipe, folder, "real") as (log, job, held_out, tokenizer):
         if (state := finished(log, recipe.train.steps)) is not None:
             return result_of(state, recipe.train.steps, already=True)
-        key = _key(folder / "lead.key")
+        key = lead_key(folder / "lead.key")
         first = next(log.entries(1, 1), None)
         check_same_key(first, key, folder / "lead.key")
         run = first.receipt.run if first else f"{recipe.name}-{os.urandom(4).hex()}"
@@ -108,8 +99,8 @@ def run_real(
 def run_simulated(
     recipe: Recipe,
     folder: Path,
-    observer: Observer = silent,
-    started: Callable[[AnyLead], None] = silent,
+    observer: Observer = unobserved,
+    started: Callable[[AnyLead], None] = lambda lead: None,
 ) -> Result:
     """Run the same job in virtual time, in this process, with real tensors; see :func:`run_real`."""
     import torch
@@ -124,7 +115,7 @@ def run_simulated(
             OBSERVER.set(observer)
             lead = _lead(world, job, recipe, log, folder, held_out, tokenizer, observer)
             started(lead)
-            with _stop_on_interrupt(lead):
+            with stop_on_interrupt(lead):
                 result = await begin(lead)
             await world.dismiss()
             return result
@@ -190,45 +181,3 @@ def _open(recipe: Recipe, folder: Path, world: str) -> Iterator[tuple[Log, Job, 
             yield log, job, held_out, tokenizer.digest()
         finally:
             log.close()
-
-
-def _key(path: Path) -> Key:
-    if not path.exists():
-        Key().save(path)
-    return Key.load(path)
-
-
-def stop_on_signals(lead: AnyLead) -> None:
-    """First Ctrl-C: finish the step, save, leave. Second: leave at once."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # signals are the main thread's
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-
-    def stop() -> None:
-        if lead.stop_requested and task is not None:
-            task.cancel()
-        lead.stop_requested = True
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-
-
-@contextmanager
-def _stop_on_interrupt(lead: AnyLead) -> Iterator[None]:
-    """The same for a simulation, whose event loop knows no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        if lead.stop_requested:
-            raise KeyboardInterrupt
-        lead.stop_requested = True
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

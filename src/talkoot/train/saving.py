@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 
 from talkoot.core.errors import TalkootError
+from talkoot.run.records import Warned
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.lead import Lead
 from talkoot.train.messages import Saved
-from talkoot.train.records import Checkpointed, Warned
+from talkoot.train.records import Checkpointed
 
 
 async def save_snapshot(lead: Lead) -> None:

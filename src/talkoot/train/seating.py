@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from talkoot.core.ids import PeerId
+from talkoot.run.greeting import Contact, Introduce
 from talkoot.train.compute import gradient_bytes
 from talkoot.train.keeping import whoever_holds
-from talkoot.train.messages import Assign, Contact, Donor, Give, Introduce, Keep, Ready, Update, Visit
+from talkoot.train.messages import Assign, Donor, Give, Keep, Ready, Update, Visit
 from talkoot.train.records import Committed, Seated
 from talkoot.train.recovery import Holding, Loss, Source
 

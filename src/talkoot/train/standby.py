@@ -15,15 +15,17 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import State, fold
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log, put_in_place
+from talkoot.run.folder import LOG, stop_on_signals
+from talkoot.run.greeting import Hello, Introduce
+from talkoot.run.journal import OBSERVER
+from talkoot.run.lock import seized
+from talkoot.run.records import Succeeded
 from talkoot.train.crew import PeersLost
-from talkoot.train.journal import OBSERVER
 from talkoot.train.lead import Lead
-from talkoot.train.lock import seized
 from talkoot.train.loop import conduct, order_of
-from talkoot.train.messages import Commit, Cut, Entered, Entries, Follow, Hello, Introduce, Orphan
-from talkoot.train.records import Committed, PeerState, Succeeded
+from talkoot.train.messages import Commit, Cut, Entered, Entries, Follow, Orphan
+from talkoot.train.records import Committed, PeerState
 from talkoot.train.roster import Member
-from talkoot.train.run import LOG, stop_on_signals
 from talkoot.train.states import RUN
 from talkoot.train.succession import Post, Superseded, is_half, seated
 from talkoot.world.api import HELLO, LOST, Host, Message

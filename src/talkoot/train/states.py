@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from talkoot.core.fold import Chapter, Entry, chapters
-from talkoot.train.records import Facts
+from talkoot.run.records import Facts
 
 RUN = ""  # in a move, the slot that stands for the whole run
 FILLED = ("assigned", "waiting", "syncing", "verifying", "active", "suspect")

@@ -34,11 +34,12 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import State
 from talkoot.core.ids import PeerId
 from talkoot.core.receipt import Signed
+from talkoot.run.greeting import Contact, Hello, Introduce
+from talkoot.run.records import Appointed
 from talkoot.train.allegiance import SUPERSEDED
 from talkoot.train.crew import PeersLost
 from talkoot.train.job import Job
-from talkoot.train.messages import Contact, Cut, Entered, Entries, Heir, Hello, Introduce
-from talkoot.train.records import Appointed
+from talkoot.train.messages import Cut, Entered, Entries, Heir
 from talkoot.world.api import HELLO, LOST, Launch, Lost, Message
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import msgspec
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry, State, advance
 from talkoot.core.log import Log
+from talkoot.run.records import Gone, Resume, Start
 from talkoot.train.mixing import mixing_rules
-from talkoot.train.records import Committed, Gone, Resume, Seated, Start, Worked
+from talkoot.train.records import Committed, Seated, Worked
 from talkoot.train.rounds.audit import Audit
 
 

@@ -1,7 +1,7 @@
 """Completions as tokens: what a generator made, under which settings, with which log-probability each.
 
-Token in, token out: ids are never decoded and encoded again on their way to a learner, the end token is one of them, and
-masks come from lengths, so that no pad token is ever taken for text or text for padding. Nothing here imports torch.
+Token in, token out: ids are never decoded and encoded again on their way to a learner, the end token is one of them,
+and masks come from lengths, so that no pad token is ever taken for text or text for padding. No torch here.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Completion(msgspec.Struct, frozen=True):
 
     Attributes:
         ids: its tokens, the end token included where it stopped by itself.
-        logp: of each token the natural logarithm of its probability under the *generator*, over the full vocabulary at the
-            sampling temperature (at temperature 0: at 1), before top-k and top-p cut anything off.
-        kept: of each token the natural logarithm of the probability that top-k and top-p left (0 where they cut nothing):
-            ``logp - kept`` is what the token was really drawn with. Empty where nothing was cut.
+        logp: of each token the natural logarithm of its probability under the *generator*, over the full vocabulary at
+            the sampling temperature (at temperature 0: at 1), before top-k and top-p cut anything off.
+        kept: of each token the natural logarithm of the probability that top-k and top-p left (0 where they cut
+            nothing): ``logp - kept`` is what the token was really drawn with. Empty where nothing was cut.
         finish: ``stop`` or ``length``.
     """
 
@@ -83,8 +83,8 @@ class Completion(msgspec.Struct, frozen=True):
         """Refuse what no honest generator makes.
 
         Raises:
-            ValueError: no token, more than ``limit``, an id outside the vocabulary, log-probabilities missing, of another
-                number than the tokens, not finite or above 0.
+            ValueError: no token, more than ``limit``, an id outside the vocabulary, log-probabilities missing, of
+                another number than the tokens, not finite or above 0.
         """
         if not 1 <= len(self.ids) <= limit:
             raise ValueError(f"a completion of {len(self.ids)} tokens where 1 to {limit} are allowed")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from talkoot.core.fold import Entry
 from talkoot.core.receipt import Receipt
-from talkoot.train.records import Committed, Joined
+from talkoot.run.records import Joined
+from talkoot.train.records import Committed
 from talkoot.train.rounds.records import Rounded, Viewed
 
 

@@ -11,10 +11,11 @@ import msgspec
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.log import Log
+from talkoot.run.journal import Observer
+from talkoot.run.records import Warned
 from talkoot.train import checkpoint as snapshots
 from talkoot.train.job import Job
-from talkoot.train.journal import Observer
-from talkoot.train.records import Checkpointed, Committed, Evaluated, Warned
+from talkoot.train.records import Checkpointed, Committed, Evaluated
 from talkoot.train.rounds.messages import Collected
 from talkoot.train.rounds.places import Seats
 from talkoot.train.rounds.prospects import drift_in_words, expected_spread, is_far

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from talkoot.core.ids import PeerId, digest
-from talkoot.train.rounds.messages import Chunk, Contact, Enter, Fetch
+from talkoot.run.greeting import Contact
+from talkoot.train.rounds.messages import Chunk, Enter, Fetch
 from talkoot.world.api import Message, frame_bytes
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ import talkoot
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
+from talkoot.run.greeting import Contact
+from talkoot.run.journal import Observer
+from talkoot.run.records import End, Resume, Warned
 from talkoot.train.crew import NOTICES, PeersLost, Stalled
 from talkoot.train.job import Job
-from talkoot.train.journal import Observer
 from talkoot.train.loop import Result, result_of
-from talkoot.train.messages import Contact
 from talkoot.train.outlook import start_of
-from talkoot.train.records import End, Evaluated, Resume, RolledBack, Warned
+from talkoot.train.records import Evaluated, RolledBack
 from talkoot.train.rounds.commits import Commits
 from talkoot.train.rounds.messages import Arrived, Collect, Collected, Diverging, Done, Fetch
 from talkoot.train.rounds.places import BEHIND

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from talkoot.core.receipt import Signed
-from talkoot.train.messages import Contact
+from talkoot.run.greeting import Contact
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):

@@ -12,9 +12,9 @@ from contextlib import suppress
 from talkoot.core.codec import decode
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId
-from talkoot.train.greeting import say_hello
+from talkoot.run.greeting import Contact, say_hello
 from talkoot.train.job import Job
-from talkoot.train.messages import Contact, Cut
+from talkoot.train.messages import Cut
 from talkoot.train.rounds.joining import Donor, fetch
 from talkoot.train.rounds.messages import (
     Arrived,

@@ -10,12 +10,14 @@ import msgspec
 
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
+from talkoot.run.greeting import Contact
+from talkoot.run.journal import Observer
+from talkoot.run.records import Warned
 from talkoot.train.crew import Crew
 from talkoot.train.job import Job
-from talkoot.train.journal import Observer
-from talkoot.train.messages import Contact, Cut
+from talkoot.train.messages import Cut
 from talkoot.train.mixing import mixing_rules, settled
-from talkoot.train.records import Seated, Warned
+from talkoot.train.records import Seated
 from talkoot.train.roster import Member
 from talkoot.train.rounds.messages import Arrived, Enter, Place, View
 from talkoot.train.rounds.records import MixingState, Viewed

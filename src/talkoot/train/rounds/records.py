@@ -9,7 +9,7 @@ import msgspec
 
 from talkoot.core.fold import Chapter, chapters
 from talkoot.core.receipt import Receipt
-from talkoot.train.run_records import Facts
+from talkoot.run.records import Facts
 
 WEIGHT = 0.02  # of the newest receipt in the running means, once there are 50: with 0.1 their ratio doubles by chance
 REASONS, REASON_LENGTH = 12, 60  # of exchanges that came to nothing: kinds that are counted apart, and their length

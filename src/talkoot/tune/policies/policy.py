@@ -37,10 +37,12 @@ class Policy(Protocol):
     Attributes:
         coder: its tokenizer.
         max_positions: prompt and completion together are at most so long.
+        size: number of all its parameters, trained or not.
     """
 
     coder: TextCoder
     max_positions: int
+    size: int
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Ids of a prompt as the model wants to read it (begin token, chat template)."""
@@ -49,8 +51,8 @@ class Policy(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Completion]]:
-        """Answer each prompt once per seed in ``seeds[i]``; what a row becomes depends on prompt, seed and weights alone
-        (up to rounding), not on the rest of the batch. The prompt is computed once per group.
+        """Answer each prompt once per seed in ``seeds[i]``; what a row becomes depends on prompt, seed and weights
+        alone (up to rounding), not on the rest of the batch. The prompt is computed once per group.
 
         Raises:
             TalkootError: a prompt is too long for the model with ``max_new_tokens`` behind it.
@@ -58,8 +60,8 @@ class Policy(Protocol):
         ...
 
     def completion_logits(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:
-        """Float32 logits (N, vocabulary) that predict each completion token, row after row; N = all completions' lengths
-        together. Differentiable unless under ``torch.no_grad()``. No padding reaches the result."""
+        """Float32 logits (N, vocabulary) that predict each completion token, row after row; N tokens in
+        all. Differentiable unless under ``torch.no_grad()``. No padding reaches the result."""
         ...
 
     def parameters(self) -> Sequence[nn.Parameter]:
@@ -76,7 +78,7 @@ class Policy(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that training changes (not the optimizer), by name; with the kept initial weights where there are."""
+        """Everything that training changes (not the optimizer), by name; the kept initial weights, too."""
         ...
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:

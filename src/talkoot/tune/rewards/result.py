@@ -10,7 +10,7 @@ class RewardResult(msgspec.Struct, frozen=True):
 
     Attributes:
         value: from 0 to 1; always finite.
-        reason: a short word for why, counted per round: ``right``, ``wrong``, ``no answer``, ``cut off``, ``timeout`` ...
+        reason: a short word for why, counted per round: ``right``, ``wrong``, ``no answer``, ``cut off``, ``timeout``
         parts: contributions by name, where there are several.
     """
 

@@ -1,4 +1,4 @@
-"""Tasks with verifiable answers, by name: everybody who knows a task's name builds the same items from their indices."""
+"""Tasks with verifiable answers, by name: who knows a task's name builds the same items from their indices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompt: what the policy reads (a plain text; a policy with a chat template wraps it).
         answer: what is right, in the task's own form.
-        solution: a worked solution in the form of a completion, where the task has one (for warm starts and as context of
-            a self-teacher); ends without an end token.
+        solution: a worked solution in the form of a completion, where the task has one (for warm starts and as context
+            of a self-teacher); ends without an end token.
         facts: whatever else the task's reward needs.
     """
 

@@ -74,6 +74,21 @@ class Warned(Facts, frozen=True, kw_only=True):
     text: str
 
 
+class Joined(Facts, frozen=True, kw_only=True):
+    """``peer.join``: a peer said hello."""
+
+    peer: str
+    name: str
+
+
+class Gone(Facts, frozen=True, kw_only=True):
+    """``peer.lost``: a peer is no longer there."""
+
+    peer: str
+    name: str
+    reason: str
+
+
 class RunState(msgspec.Struct, frozen=True):
     """The chapter ``run``; ``founder`` began it, ``lead`` leads it now, and ``heir`` may succeed."""
 
@@ -89,7 +104,15 @@ class RunState(msgspec.Struct, frozen=True):
     state_hash: str = ""
 
 
-OTHERS = ("run.start", "run.resume", "run.succeed", "train.step", "train.round")  # not only the lead's to state
+OTHERS = (
+    "run.start",
+    "run.resume",
+    "run.succeed",
+    "train.step",
+    "train.round",
+    "tune.generate",
+    "tune.update",
+)  # not only the lead's to state
 
 
 def _run(state: RunState, entry: Entry) -> RunState:
@@ -103,7 +126,7 @@ def _run(state: RunState, entry: Entry) -> RunState:
             if state.start is not None:
                 raise ValueError("a run starts once")
             facts = receipt.read(Start)
-            steps = facts.recipe.get("train", {}).get("steps", 0)
+            steps = facts.recipe.get("train", {}).get("steps", 0) or facts.recipe.get("tune", {}).get("rounds", 0)
             return RunState(
                 start=facts, world=facts.world, founder=receipt.peer, lead=receipt.peer, sessions=1, steps=steps
             )
@@ -135,4 +158,4 @@ def _run(state: RunState, entry: Entry) -> RunState:
     raise ValueError(f"unknown operation {receipt.op}")
 
 
-chapters.register("run")(Chapter(("run.", "peer.", "train.", "state."), RunState(), _run))
+chapters.register("run")(Chapter(("run.", "peer.", "train.", "tune.", "state."), RunState(), _run))

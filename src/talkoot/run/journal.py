@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from talkoot.core.fold import Entry, State, fold
-from talkoot.core.ids import Digest, PeerId
+from talkoot.core.ids import Digest
 from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
-from talkoot.train.records import Facts, Worked
+from talkoot.run.records import Facts
 from talkoot.world.api import World
 
-Share = tuple[int, tuple[int, ...]]  # a peer's stage and, in order, its microbatches
 Observer = Callable[[Entry, State], None]
 
 
@@ -76,20 +75,3 @@ class Journal:
     def sync(self) -> None:
         """Let what was appended survive a power cut."""
         self._log.sync()
-
-    def append_work(self, peer: PeerId, signed: Signed | None, generation: int, step: int, share: Share) -> Digest:
-        """Append a peer's receipt for its part of a step.
-
-        Raises:
-            ValueError: it states anything else, or is somebody else's.
-        """
-        if signed is None:
-            raise ValueError("nothing was signed")
-        receipt = signed.open()
-        stated = (receipt.peer, receipt.run, receipt.op, receipt.step, receipt.generation)
-        if stated != (peer, self._world.run, "train.step", step, generation):
-            raise ValueError(f"it is about {stated[2:]} of peer {receipt.peer[:8]}")
-        facts = receipt.read(Worked)
-        if (facts.stage, facts.microbatches) != share:
-            raise ValueError(f"it claims stage {facts.stage}, microbatches {facts.microbatches}, the plan said {share}")
-        return self.append(signed)

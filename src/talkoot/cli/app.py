@@ -82,6 +82,25 @@ def train(
 
 
 @app.command()
+def tune(
+    recipe: RecipeFile = None,
+    sets: Sets = [],  # noqa: B006
+    sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
+    critic: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--critic", help="Learn from feedback instead of rewards alone: reference, arithmetic, openai."),
+    ] = None,
+    out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Post-train policies on a task with verifiable answers: peers learn from each other's completions. Resumes."""
+    from talkoot.cli import tune as verb
+
+    chosen = () if critic is None else (f"critic.kind={critic}",)
+    verb.run(recipe=recipe, sets=(*sets, *chosen), sim=sim, out=out, as_json=json)
+
+
+@app.command()
 def plan(
     recipe: RecipeFile = None,
     sets: Sets = [],  # noqa: B006

@@ -9,6 +9,7 @@ import msgspec
 
 from talkoot.cli.output import blended, print_json, print_table
 from talkoot.cli.status_rounds import show_rounds
+from talkoot.cli.status_tune import show_tune
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, advance
 from talkoot.core.log import Log
@@ -35,13 +36,18 @@ def _state(run: Path, to: int | None, step: int | None) -> State:
             raise _out_of_range(run, f"receipt {to}", f"the log holds {length} receipts")
         for entry in log.entries(1, length if to is None else to) if to != 0 else ():
             state = advance(state, entry)
-            if step is not None and state["train"].step >= step:
+            if step is not None and _reached(state) >= step:
                 return state
-        if step is not None and state["train"].step < step:
-            raise _out_of_range(run, f"step {step}", f"{state['train'].step} steps are committed")
+        if step is not None and _reached(state) < step:
+            raise _out_of_range(run, f"step {step}", f"{_reached(state)} steps are committed")
         return state
     finally:
         log.close()
+
+
+def _reached(state: State) -> int:
+    """Committed steps; in post-training, rounds that everybody has done."""
+    return state["tune"].round if state["tune"].names else state["train"].step
 
 
 def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
@@ -51,6 +57,9 @@ def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
 
 
 def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
+    if state["tune"].names:
+        show_tune(state, state["tune"], extra, as_json=as_json)
+        return
     run, peers, train = state["run"], state["peers"], state["train"]
     present = {peer: msgspec.to_builtins(facts) for peer, facts in peers.present.items()}
     words = blended(train.blended.items()) or "nothing: the run is exact"

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from talkoot.cli.output import Progress, blended, print_json, say
-from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.errors import Exit
+from talkoot.run.folder import folder_name
 from talkoot.train.chaos import with_chaos
 from talkoot.train.recipe import load_recipe
 
@@ -18,7 +19,7 @@ def run(
 ) -> None:
     """Run the verb."""
     loaded = with_chaos(load_recipe(recipe, sets), chaos)
-    name = _folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
+    name = folder_name(loaded.name if recipe is None or loaded.name != "run" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)  # a rehearsal is another run than the real one
     from talkoot.train.methods import check_methods
     from talkoot.train.mixing import mixing_rules
@@ -45,15 +46,3 @@ def run(
         say(f"next: {again}talkoot report {folder}{export}")
     if not result.finished:
         sys.exit(Exit.INTERRUPTED)
-
-
-def _folder_name(name: str) -> str:
-    """A run's name as a folder below ``runs``: a stranger's recipe must not choose where we write."""
-    if not name.strip() or name == ".." or Path(name).name != name or "\0" in name:
-        raise TalkootError(
-            "the recipe cannot be used",
-            where="the recipe, key name",
-            why=f"{name!r} is not the plain name of a folder",
-            next="choose a name without slashes, or name the run's folder with --out",
-        )
-    return name

@@ -95,3 +95,15 @@ def stop_on_interrupt(lead: Stoppable) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def folder_name(name: str) -> str:
+    """A run's name as a folder below ``runs``: a stranger's recipe must not choose where we write."""
+    if not name.strip() or name == ".." or Path(name).name != name or "\0" in name:
+        raise TalkootError(
+            "the recipe cannot be used",
+            where="the recipe, key name",
+            why=f"{name!r} is not the plain name of a folder",
+            next="choose a name without slashes, or name the run's folder with --out",
+        )
+    return name

@@ -102,6 +102,13 @@ class Blobs:
                 if path.name not in keep and _is_name(path.name):
                     path.unlink(missing_ok=True)
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete these blobs, where they are."""
+        for name in names:
+            self._memory.pop(name, None)
+            if self.folder is not None and _is_name(name):
+                (self.folder / name).unlink(missing_ok=True)
+
     def _path(self, name: str) -> Path:
         if self.folder is None or not _is_name(name):
             raise KeyError(name)  # a stranger's name must never become a path

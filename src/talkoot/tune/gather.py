@@ -1,0 +1,72 @@
+"""What others sent: records kept until their round is due, and who is still waited for.
+
+Bounded: one record per peer and round, of the rounds right around the present one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from talkoot.core.ids import PeerId, RunId
+from talkoot.tune.messages import Rollouts
+from talkoot.tune.wire import Limits, Record, Refused, unpack
+from talkoot.world.api import Message
+
+AHEAD = 4  # rounds that somebody may be ahead and still be listened to
+
+
+class Inbox:
+    """See the module's text.
+
+    Attributes:
+        rejected: records that were refused since the last :meth:`take`, by reason.
+        gone: peers whose link broke, until they are met again.
+        ahead: the newest round that anybody has sent a record of.
+    """
+
+    def __init__(self, run: RunId, limits: Limits) -> None:
+        self._run, self._limits = run, limits
+        self._kept: dict[tuple[int, PeerId], Record] = {}
+        self._seen: dict[PeerId, int] = {}  # the newest round used of each: a replay brings nothing
+        self.rejected: Counter[str] = Counter()
+        self.gone: set[PeerId] = set()
+        self.ahead = 0
+
+    def put(self, message: Message, round_number: int, lag: int, members: Collection[PeerId]) -> None:
+        """Take in a ``rollouts`` message; what is wrong with it is counted."""
+        try:
+            if message.sender not in members:
+                raise Refused("of a stranger", message.sender[:8])
+            try:
+                signed = message.read(Rollouts).signed
+            except ValueError as problem:
+                raise Refused("bad signature or form", str(problem)) from problem
+            record = unpack(signed, message.frames, message.sender, self._run, self._limits)
+            number = record.facts.round
+            if number <= self._seen.get(message.sender, -1) or (number, message.sender) in self._kept:
+                raise Refused("replayed", f"round {number} of this peer was there before")
+            if not round_number - lag <= number <= round_number + max(AHEAD, lag):
+                raise Refused("of another round", f"round {number}, this is {round_number}")
+        except Refused as problem:
+            self.rejected[problem.reason] += 1
+            return
+        self._kept[number, message.sender] = record
+        for key in sorted(key for key in self._kept if key[1] == message.sender)[: -AHEAD - 1]:
+            del self._kept[key]
+        self.ahead = max(self.ahead, number)
+
+    def missing(self, round_number: int, expected: Collection[PeerId]) -> list[PeerId]:
+        """Who is expected, has a link, and has sent no record of this round or a later one."""
+        have = {peer for number, peer in self._kept if number >= round_number}
+        return [peer for peer in expected if peer not in have and peer not in self.gone]
+
+    def take(self, round_number: int, lag: int) -> list[Record]:
+        """The newest record of each peer that is at most ``lag`` rounds away; it and older ones are forgotten."""
+        newest: dict[PeerId, Record] = {}
+        for number, peer in sorted(self._kept):
+            if abs(number - round_number) <= lag:
+                newest[peer] = self._kept[number, peer]
+        self._seen |= {peer: record.facts.round for peer, record in newest.items()}
+        self._kept = {key: record for key, record in self._kept.items() if key[0] > self._seen.get(key[1], -1)}
+        return list(newest.values())

@@ -1,0 +1,350 @@
+"""The lead of a post-training run: it says who takes part, writes down what peers report, and starts lost ones again.
+
+Peers do not wait for it between rounds. What it knows is in the log: a new session begins at the newest round of which
+every peer's state is stored, and goes on with the same bits.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import talkoot
+from talkoot.core.codec import encode, negotiate
+from talkoot.core.errors import Exit, TalkootError
+from talkoot.core.fold import State
+from talkoot.core.ids import PeerId
+from talkoot.core.log import Log
+from talkoot.run.greeting import Hello
+from talkoot.run.journal import Journal, Observer
+from talkoot.run.records import End, Facts, Gone, Joined, Resume, Start
+from talkoot.tune.job import TuneJob
+from talkoot.tune.messages import Begin, Done, Place, Ready, View
+from talkoot.tune.records import Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
+from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
+from talkoot.world.base import rebuild_failure
+from talkoot.world.faults import SIGNALLED, Fault
+
+PROGRAM = "talkoot.tune.peer:tune_peer"
+MAX_RESPAWNS = 20  # of one name without a round in between: a machine that cannot work, not bad luck
+STOP_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class Member:
+    """A peer that said hello; ``ready`` once its policy is loaded, ``since`` once it is in the view."""
+
+    name: str
+    address: str
+    ready: Ready | None = None
+    since: int = 0
+
+
+class TuneLead:
+    """See the module's text.
+
+    Args:
+        world: the lead's own.
+        job: what peers are told.
+        log: an open log; what it holds is continued.
+        observer: called with each new entry and the state after it.
+    """
+
+    def __init__(self, world: Host, job: TuneJob, log: Log, observer: Observer) -> None:
+        self.world, self.job, self.recipe = world, job, job.recipe
+        self.journal = Journal(world, log, self.recipe.seed, observer)
+        self.stop_requested = False
+        self.members: dict[PeerId, Member] = {}
+        self.until = self.recipe.tune.rounds
+        self._launched: dict[str, str] = {}  # name -> its launch's ticket
+        self._identities: dict[PeerId, str] = {}
+        self._attempts: dict[str, int] = {}
+        self._number = 0
+        self._begun = self._stopping = False
+        self._before = 0  # rounds that earlier sessions have seen
+        self._struck: set[str] = set()  # names that planned faults were given to
+
+    @property
+    def state(self) -> State:
+        """The run's state, as folded from its log."""
+        return self.journal.state
+
+    @property
+    def tuned(self) -> TuneState:
+        """The chapter of the state that this is about."""
+        return self.state["tune"]
+
+    def record(self, op: str, facts: Facts, step: int | None = None) -> None:
+        """A receipt of the lead's own."""
+        self.journal.record(op, facts, 0, self.tuned.round if step is None else step)
+
+    # -- the run ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From wherever the log says that the run is to its end.
+
+        Raises:
+            TalkootError: it cannot go on.
+        """
+        self._open()
+        for number, (name, fault) in enumerate((n, f) for f in self._faults() for n in f.victims):
+            if fault.at_s is not None and fault.kind in SIGNALLED:
+                self.world.spawn(self._strike(name, fault.at_s, fault.kind, fault.seconds), f"fault {number}")
+        for name in self.recipe.names:
+            self._launch(name)
+        while not self._done:
+            await self._hear()
+        self.record("run.end", End(reason="done" if self.tuned.round >= self.recipe.tune.rounds else "interrupted"))
+        for peer in self.members:
+            await self.world.send(peer, "stop")
+        self.journal.sync()
+
+    def _open(self) -> None:
+        plain = self.recipe.plain()
+        if not self.state.position:
+            start = Start(
+                world=self.world.kind,
+                talkoot=talkoot.__version__,
+                recipe=plain,
+                config={},
+                parameters=0,
+                stages=(),
+            )
+            self.record("run.start", start)
+            return
+        self._before = self.tuned.furthest
+        self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__, steps=self.until))
+        whole = self._whole_round()
+        if whole < self.tuned.furthest:
+            self.record("tune.rollback", TuneRolledBack(round=whole, reason="the lead was started again"), whole)
+        self.world.blobs.keep_only(self._wanted())
+
+    def _whole_round(self) -> int:
+        """The newest round after which the state of every peer is stored and still there."""
+        stored = [
+            {number for number, blob in self._kept(name) if blob in self.world.blobs} for name in self.recipe.names
+        ]
+        return max(set.intersection(*stored), default=0) if stored else 0
+
+    def _kept(self, name: str) -> tuple[tuple[int, str], ...]:
+        peer = self.tuned.peers.get(name)
+        return peer.kept if peer else ()
+
+    @property
+    def _done(self) -> bool:
+        return self._begun and not self._working()
+
+    def _working(self) -> list[str]:
+        """Names of those that still have a round to do, on their way ones included."""
+        names = {member.name for member in self.members.values()} | self._launched.keys()
+        return sorted(name for name in names if self._rounds(name) < self.until)
+
+    def _rounds(self, name: str) -> int:
+        peer = self.tuned.peers.get(name)
+        return peer.rounds if peer else 0
+
+    def _faults(self) -> list[Fault]:
+        """Planned misfortune that earlier sessions have not seen."""
+        return [f for f in self.recipe.faults if not self._before or (f.step is not None and f.step > self._before)]
+
+    # -- hearing ----------------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        patience_s = self.recipe.tune.patience_s
+        topics = ("ready", "round", LOST, FAILED, HELLO)
+        deadline = self.world.now() + patience_s
+        while True:  # a request to stop comes from outside, without a message
+            try:
+                message = await self.world.receive(*topics, timeout=min(STOP_AGAIN_S, patience_s))
+                break
+            except TimeoutError:
+                if self.stop_requested and not self._stopping:
+                    await self._stop_early()
+                    return
+                if self.world.now() >= deadline:
+                    raise self._standstill() from None
+        try:
+            await self._take(message)
+        except ValueError as problem:
+            if message.sender in self.members:
+                await self._expel(message.sender, f"its {message.topic!r} makes no sense: {problem}")
+        if self.stop_requested and not self._stopping:
+            await self._stop_early()
+
+    async def _take(self, message: Message) -> None:
+        match message.topic:
+            case "ready":
+                await self._ready(message.sender, message.read(Ready))
+            case "round":
+                await self._report(message.sender, message.read(Done))
+            case _ if message.topic == HELLO:
+                await self._admit(message.sender, message.read(Hello))
+            case _ if message.topic == LOST:
+                await self._lose(message)
+            case _ if message.topic == FAILED and message.sender in self._identities:
+                raise rebuild_failure(message)
+
+    def _standstill(self) -> TalkootError:
+        return TalkootError(
+            "the swarm stands still",
+            where=f"round {self.tuned.round} of run {self.world.run}, waiting for {', '.join(self._working())}",
+            why=f"no peer reported anything for {self.recipe.tune.patience_s:.0f} s",
+            next="look at those machines; raise tune.patience_s if rounds really take longer",
+            code=Exit.UNREACHABLE,
+        )
+
+    async def _stop_early(self) -> None:
+        """Let everybody end with the round that the furthest is in, and store its state."""
+        self._stopping = True
+        # Whoever is in the middle of a round hears of it before the next one, and stores its state after that.
+        self.until = min(self.until, self.tuned.furthest + 2) if self._begun else 0
+        self._begun = True
+        await self._publish()
+
+    # -- members ----------------------------------------------------------------------------------------------
+
+    def _launch(self, name: str) -> None:
+        attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
+        if attempts > MAX_RESPAWNS + 1:
+            raise TalkootError(
+                f"peer {name} keeps dying",
+                where=f"round {self.tuned.round}",
+                why=f"it was started {attempts - 1} times and never finished a round",
+                next="look at its messages above; the machine may lack memory",
+                code=Exit.UNREACHABLE,
+            )
+        fresh = name not in self._struck
+        self._struck.add(name)
+        faults = [f for f in self._faults() if name in f.victims and not (f.at_s is not None and f.kind in SIGNALLED)]
+        launch = Launch(
+            name=name,
+            program=PROGRAM,
+            argument=encode(self.job),
+            speed=self.recipe.peer(name).speed,
+            faults=tuple(faults) if fresh else (),
+            threads=self.recipe.tune.threads,
+        )
+        self._launched[name] = ticket = self.world.launch(launch)
+        self._identities[self.world.identity(ticket)] = name
+
+    async def _admit(self, peer: PeerId, hello: Hello) -> None:
+        if self._identities.get(peer) != hello.name or hello.name not in self._launched:
+            return  # a stranger, or one that was given up: its word is no reason for anything
+        negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
+        self.world.meet(peer, hello.address)
+        del self._launched[hello.name]
+        self.members[peer] = Member(hello.name, hello.address)
+        self.record("peer.join", Joined(peer=peer, name=hello.name))
+        kept = [blob for _, blob in self._kept(hello.name) if blob in self.world.blobs]
+        await self.world.send(peer, "begin", Begin(kept[-1] if kept else ""))
+
+    async def _ready(self, peer: PeerId, ready: Ready) -> None:
+        member = self.members.get(peer)
+        if member is None:
+            return
+        member.ready = ready
+        if self._begun:  # the others have gone on; they wait for it from the round after the next one on
+            member.since = max(self._rounds(member.name), min(self.tuned.furthest + 2, self.until - 1))
+            await self._publish()
+        elif all(other.ready for other in self.members.values()) and not self._launched:
+            self._begun = True
+            for other in self.members.values():
+                other.since = self._rounds(other.name)
+            await self._publish()
+
+    async def _publish(self) -> None:
+        """Tell everybody who takes part."""
+        self._number += 1
+        named = sorted((m.name, peer, m) for peer, m in self.members.items() if m.ready is not None)
+        places = tuple(
+            Place(peer, name, member.address, member.ready.tokenizer if member.ready else "", member.since)
+            for name, peer, member in named
+        )
+        viewed = Viewed(number=self._number, places=tuple((p.name, p.since) for p in places), until=self.until)
+        self.record("tune.view", viewed)
+        for _, peer, _ in named:
+            await self.world.send(peer, "view", View(self._number, places, self.until))
+
+    async def _lose(self, message: Message) -> None:
+        reason = message.read(Lost).reason
+        for name, ticket in list(self._launched.items()):
+            if message.sender == ticket:  # it died before its hello
+                del self._launched[name]
+                self._launch(name)
+                return
+        peer = message.sender if message.sender in self.members else None
+        if peer is None:  # its process's end, after its connection's; or somebody who was expelled
+            return
+        await self._strike_off(peer, reason)
+
+    async def _expel(self, peer: PeerId, reason: str) -> None:
+        name = self.members[peer].name
+        with suppress(KeyError, ProcessLookupError):
+            self.world.disturb(name, "kill")
+        await self._strike_off(peer, reason)
+
+    async def _strike_off(self, peer: PeerId, reason: str) -> None:
+        """Go on without a peer, and start it again unless the run is over for it."""
+        member = self.members.pop(peer)
+        self._identities.pop(peer, None)
+        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
+        with suppress(KeyError, ProcessLookupError):  # what stands still must not wake up beside its replacement
+            self.world.disturb(member.name, "kill")
+        if self.recipe.tune.respawn and not self._stopping and self._rounds(member.name) < self.until:
+            self._launch(member.name)
+        if not self.members and not self._launched:
+            raise TalkootError(
+                "no peer is left",
+                where=f"round {self.tuned.round} of run {self.world.run}",
+                why=f"{member.name} went last: {reason}",
+                next="run the same command again: it resumes; tune.respawn = true starts lost peers again",
+                code=Exit.UNREACHABLE,
+            )
+        if self._begun:
+            await self._publish()
+
+    async def _strike(self, name: str, at_s: float, kind: str, seconds: float) -> None:
+        await self.world.sleep(at_s)
+        with suppress(KeyError, ProcessLookupError):
+            self.world.disturb(name, kind)
+            if kind == "stop" and seconds:
+                await self.world.sleep(seconds)
+                self.world.disturb(name, "continue")
+
+    # -- rounds -----------------------------------------------------------------------------------------------
+
+    async def _report(self, peer: PeerId, done: Done) -> None:
+        """Take a peer's word for a round.
+
+        Raises:
+            ValueError: it is not its own, or not about the round that is next for it.
+        """
+        member = self.members.get(peer)
+        if member is None:
+            return
+        number = self._check(peer, member, done)
+        self.journal.append(done.generated)
+        self.journal.append(done.updated)
+        self._attempts.pop(member.name, None)
+        if done.blob:
+            size = self.world.blobs.size(done.blob)
+            if size is None:
+                raise ValueError("the state that it says it stored is not in the store")
+            before = self._wanted()
+            kept = Kept(name=member.name, round=number + 1, blob=done.blob, num_bytes=size)
+            self.record("tune.kept", kept, number + 1)
+            self.world.blobs.drop(before - self._wanted())
+
+    def _check(self, peer: PeerId, member: Member, done: Done) -> int:
+        for signed, op in ((done.generated, "tune.generate"), (done.updated, "tune.update")):
+            receipt = signed.open()
+            if (receipt.peer, receipt.run, receipt.op) != (peer, self.world.run, op):
+                raise ValueError(f"a {receipt.op} of {receipt.peer[:8]} where its own {op} belongs")
+        generated, updated = done.generated.open().read(Generated), done.updated.open().read(Updated)
+        if generated.round != updated.round or not member.since <= updated.round < self.recipe.tune.rounds:
+            raise ValueError(f"it is about rounds {generated.round} and {updated.round}, which are not open to it")
+        return updated.round
+
+    def _wanted(self) -> set[str]:
+        """The blobs that the run may go back to."""
+        return {blob for peer in self.tuned.peers.values() for _, blob in peer.kept}

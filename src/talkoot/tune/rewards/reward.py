@@ -10,10 +10,18 @@ from talkoot.tune.rewards.result import RewardResult
 
 
 class Comparison(Protocol):
-    """Compares the answer that a completion gave with the right one. Pure; bounded in time whatever the texts are."""
+    """A kind of answer. Its methods are pure, and bounded in time whatever the texts are."""
 
-    def __call__(self, answer: str, given: str) -> bool:
-        """Whether ``given`` is right, where ``answer`` says what is (a text, a number, a pattern)."""
+    def check(self, answer: str) -> None:
+        """ValueError, with the reason, when ``answer`` cannot say what is right."""
+        ...
+
+    def extract(self, completion: str) -> str:
+        """The answer that a completion gives, in a canonical form; empty = none."""
+        ...
+
+    def reward(self, answer: str, given: str) -> RewardResult:
+        """What a given answer (:meth:`extract`) earns, where ``answer`` says what is right."""
         ...
 
 
@@ -22,8 +30,18 @@ comparisons: Registry[Comparison] = Registry("reward")
 
 def compare(given: str, finished: bool, right: Callable[[str], bool]) -> RewardResult:
     """1 for a right answer of a completion that ended by itself, else 0 with the reason."""
+    if unusable := refused(given, finished):
+        return unusable
+    return outcome(right(given))
+
+
+def refused(given: str, finished: bool) -> RewardResult | None:
+    """0 for a completion that was cut off or gives no answer; None for all others."""
     if not finished:
         return RewardResult(0.0, "cut off")
-    if not given:
-        return RewardResult(0.0, "no answer")
-    return RewardResult(1.0, "right") if right(given) else RewardResult(0.0, "wrong")
+    return None if given else RewardResult(0.0, "no answer")
+
+
+def outcome(right: bool) -> RewardResult:
+    """1 with ``right``, or 0 with ``wrong``."""
+    return RewardResult(1.0, "right") if right else RewardResult(0.0, "wrong")

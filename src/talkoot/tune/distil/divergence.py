@@ -43,7 +43,7 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """The same positions as the student sees them, differentiable: ``logp`` in its teacher's buckets, ``token_logp``."""
+    """The same positions as the student sees them, differentiable: in its teacher's buckets."""
 
     logp: Tensor
     token_logp: Tensor

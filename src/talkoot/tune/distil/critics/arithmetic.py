@@ -1,8 +1,8 @@
-"""Feedback aligned to the steps of an addition, computed: what the rollout had right, then how it should have gone on.
+"""Feedback aligned to the steps of an addition, computed: what was right, then how it should have gone on.
 
-The four cases of arXiv 2606.11173. Everything up to the first mistake is repeated to the letter, so that the teacher, who
-copies, agrees with it; the mistake itself is never quoted, or it would be copied, too; instead stands the right step,
-in the order of operands that the writer uses, and what follows from it.
+The four cases of arXiv 2606.11173. Everything up to the first mistake is repeated to the letter, so that the teacher,
+who copies, agrees with it; the mistake itself is never quoted, or it would be copied, too; instead stands the right
+step, in the order of operands that the writer uses, and what follows from it.
 """
 
 from __future__ import annotations

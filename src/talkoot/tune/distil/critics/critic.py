@@ -1,8 +1,8 @@
 """Critics: what a self-teacher is told about a rollout. One protocol, one registry.
 
 A critic reads a problem, a completion and what it earned, and writes a text. The policy that wrote the completion sees
-that text in its context, and how its opinion of each of its own tokens changes is what it learns from. So the text works
-by being copied: what it repeats of a rollout is praised, what it says instead of the rest marks the first mistake.
+that text in its context, and how its opinion of each of its own tokens changes is what it learns from. So the text
+works by being copied: what it repeats of a rollout is praised, what it says instead marks the first mistake.
 """
 
 from __future__ import annotations

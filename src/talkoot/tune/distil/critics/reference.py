@@ -1,6 +1,7 @@
-"""A worked solution, whatever the rollout looked like: self-distillation with privileged information (arXiv 2601.18734).
+"""A worked solution, whatever the rollout looked like: privileged information (arXiv 2601.18734).
 
-Where the rollout went another way than the solution, the teacher finds its correct steps unlikely, too: blame is diffuse.
+Where the rollout went another way than the solution, the teacher finds its correct steps unlikely, too: blame is
+diffuse.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.rewards.reward import compare
 from talkoot.tune.tasks.splits import HELD_OUT, SHIFTED, TRAIN, is_held_out, member, numbered
 from talkoot.tune.tasks.task import Item, task_kinds
-from talkoot.tune.tasks.traces import SLOT, Column, answer_of, columns, in_context, parse, worked
+from talkoot.tune.tasks.traces import SLOT, Column, answer_of, columns, in_context, judge, parse, worked
 
 LETTERS = "abcdefghijklmn"  # no item uses them: room for habits of two models, and for strangers' marks
 MOST_DIGITS = 6
@@ -99,6 +99,13 @@ class Addition:
     def extract(self, completion: str) -> str:
         answer = parse(completion).answer
         return answer if re.fullmatch("[0-9]{1,20}", answer) else ""
+
+    def context_prompt(self, prompt: str, context: str) -> str:
+        return in_context(context, prompt)
+
+    def first_mistake(self, item: Item, completion: str) -> int | None:
+        verdict = judge(item.prompt, completion)
+        return None if verdict.status == "right" else verdict.at
 
     def demonstrations(self, seed: int, habits: Habits = FLAWED) -> Iterator[Demonstration]:
         """Endless examples of training items for a warm start; the same for the same seed."""

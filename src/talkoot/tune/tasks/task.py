@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -62,6 +62,19 @@ class Task(Protocol):
 
     def extract(self, completion: str) -> str:
         """The answer a completion gives, in a canonical form (for majority votes); empty = none."""
+        ...
+
+
+@runtime_checkable
+class TakesHints(Protocol):
+    """What a task may have beside: how a policy is told something, and where a completion goes wrong."""
+
+    def context_prompt(self, prompt: str, context: str) -> str:
+        """The prompt with a text beside it that helps (feedback, a worked solution), in a form that models know."""
+        ...
+
+    def first_mistake(self, item: Item, completion: str) -> int | None:
+        """The first wrong character; the text's length where it should go on; None where nothing is wrong or known."""
         ...
 
 

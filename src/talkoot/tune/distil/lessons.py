@@ -1,0 +1,101 @@
+"""From rollouts to lessons: ask the critic, show its hint to the teacher, find where each rollout went wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+
+from talkoot.core.errors import TalkootError
+from talkoot.tune.distil.critics.critic import Critic, Feedback, Rollout, advise
+from talkoot.tune.distil.localise import wrong_token
+from talkoot.tune.objective.scored import Sample, ScoredGroup
+from talkoot.tune.policies.policy import Policy
+from talkoot.tune.rewards.result import RewardResult
+from talkoot.tune.tasks.task import Item, TakesHints, Task
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One rollout that the policy can learn from.
+
+    Attributes:
+        prompt: ids of the prompt as the student read it.
+        hinted: ids of the prompt with the hint in it, as the teacher reads it.
+        ids: the completion's tokens.
+        advantage: of its reward within its group; 0 in a group of one.
+        wrong: its first wrong token, where that is known.
+    """
+
+    prompt: tuple[int, ...]
+    hinted: tuple[int, ...]
+    ids: tuple[int, ...]
+    advantage: float
+    wrong: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """Of a batch. ``cases``: how often the critic did what; ``skipped``: why rollouts were left out, and how often."""
+
+    lessons: tuple[Lesson, ...]
+    cases: dict[str, int]
+    skipped: dict[str, int]
+
+
+def prepare(
+    task: Task, policy: Policy, critic: Critic, items: Sequence[Item], groups: Sequence[ScoredGroup]
+) -> Lessons:
+    """Lessons from groups of rollouts (of one or more), in their order.
+
+    Args:
+        items: the problem of each group.
+    """
+    pairs = [(item, group, sample) for item, group in zip(items, groups, strict=True) for sample in group.samples]
+    rollouts = [Rollout(item, policy.coder.decode(sample.ids), _result(sample)) for item, _, sample in pairs]
+    advantages = [value for group in groups for value in reward_advantages([s.reward for s in group.samples])]
+    lessons: list[Lesson] = []
+    cases, skipped = Counter[str](), Counter[str]()
+    feedback = advise(critic, rollouts)
+    for (item, group, sample), rollout, said, advantage in zip(pairs, rollouts, feedback, advantages, strict=True):
+        hinted, why = _hinted(task, policy, item, said, len(sample.ids))
+        if why:
+            skipped[why] += 1
+            continue
+        mistake = task.first_mistake(item, rollout.completion) if isinstance(task, TakesHints) else None
+        wrong = wrong_token(policy.coder, sample.ids, sample.finish, mistake)
+        lessons.append(Lesson(group.prompt, hinted, sample.ids, advantage, wrong))
+        cases[said.case] += 1
+    return Lessons(tuple(lessons), dict(cases), dict(skipped))
+
+
+def context_prompt(task: Task, prompt: str, context: str) -> str:
+    """A prompt with a hint: in the task's own form, or, for models that read English, in words."""
+    if isinstance(task, TakesHints):
+        return task.context_prompt(prompt, context)
+    return f"{prompt}\n\nThis may help you:\n\n{context}\n\nNow answer, from the start and in your own way."
+
+
+def reward_advantages(rewards: Sequence[float]) -> list[float]:
+    """GRPO's advantages of one group (arXiv 2402.03300), population deviation; 0 where nothing can be compared."""
+    mean, deviation = fmean(rewards), pstdev(rewards)
+    return [(reward - mean) / (deviation + _EPSILON) if deviation > 0 else 0.0 for reward in rewards]
+
+
+def _hinted(task: Task, policy: Policy, item: Item, said: Feedback, length: int) -> tuple[tuple[int, ...], str]:
+    """The teacher's prompt, or why there is none."""
+    if not said.context:
+        return (), said.skip or "empty feedback"
+    try:
+        ids = tuple(policy.prompt_ids(context_prompt(task, item.prompt, said.context)))
+    except (TalkootError, ValueError):
+        return (), "feedback outside the vocabulary"
+    return (ids, "") if len(ids) + length <= policy.max_positions else ((), "feedback too long")
+
+
+def _result(sample: Sample) -> RewardResult:
+    reason = "right" if sample.reward >= 1 else "cut off" if sample.finish == "length" else "wrong"
+    return RewardResult(sample.reward, reason)

@@ -1,0 +1,37 @@
+"""What users may set for self-distillation; nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from talkoot.tune.distil.divergence import divergences
+from talkoot.tune.objective.settings import Settings
+
+
+class Distillation(Settings, frozen=True, kw_only=True):
+    """How a policy learns from itself with a hint.
+
+    Attributes:
+        divergence: ``reverse`` (best for small solvers), ``forward``, ``jsd`` or ``pg``.
+        beta: the teacher's weight in the mixture of ``jsd``.
+        top_k: the teacher's likeliest tokens that are told apart, the others count as one; 0 = all. Exact where the
+            vocabulary is no larger.
+        blend: share of the reward's advantage in the token's: ``blend * A_reward + (1 - blend) * A_hint``, with ``pg``
+            only (SDPO, arXiv 2601.20802).
+        microbatch_tokens: at most so many of the teacher's tokens (hint, prompt and completion) at a time; bounds the
+            memory, does not change the update.
+    """
+
+    divergence: str = "reverse"
+    beta: float = 0.5
+    top_k: int = 100
+    blend: float = 0.0
+    microbatch_tokens: int = 16384
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        _ = divergences[self.divergence]  # a misspelt name is an error of its own
+        yield "beta", 0 < self.beta < 1, "between 0 and 1"
+        yield "top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"
+        blends = self.blend == 0 or self.divergence == "pg"
+        yield "blend", 0 <= self.blend <= 1 and blends, "from 0 to 1, and 0 unless divergence is pg"
+        yield "microbatch_tokens", self.microbatch_tokens >= 1, "at least 1"

@@ -1,0 +1,60 @@
+"""What users may set for an update, checked where it is read; nothing here imports torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from talkoot.core.errors import TalkootError
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a recipe: unknown keys and impossible values are refused by name.
+
+    Raises:
+        TalkootError: a value breaks a rule.
+    """
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        """Of each checked value: its name, whether it fits, and what must hold."""
+        return ()
+
+    def __post_init__(self) -> None:
+        for name, fits, rule in self.rules():
+            if not fits:
+                raise TalkootError(
+                    "the policy cannot be updated like this",
+                    where=f"{type(self).__name__.lower()}.{name}",
+                    why=f"it is {getattr(self, name)}, it must be {rule}",
+                    next="correct this value and run the same command again",
+                )
+
+
+class Optimizer(Settings, frozen=True, kw_only=True):
+    """AdamW (Loshchilov and Hutter, 2019) with a clip of the global gradient norm.
+
+    Attributes:
+        learning_rate: peak; after the warm-up it is constant.
+        warmup: steps over which the rate climbs linearly.
+        beta1, beta2, epsilon, weight_decay: AdamW's; decay applies to matrices only.
+        clip: limit of the global gradient norm; 0 = none.
+    """
+
+    learning_rate: float = 1e-4
+    warmup: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        yield "learning_rate", 0 < self.learning_rate < math.inf, "a finite number above 0"
+        yield "warmup", self.warmup >= 0, "at least 0"
+        yield "beta1", 0 <= self.beta1 < 1, "from 0 to below 1"
+        yield "beta2", 0 <= self.beta2 < 1, "from 0 to below 1"
+        yield "epsilon", 0 < self.epsilon < math.inf, "a finite number above 0"
+        yield "weight_decay", 0 <= self.weight_decay < math.inf, "a finite number from 0"
+        yield "clip", 0 <= self.clip < math.inf, "a finite number from 0 (0 = no clipping)"

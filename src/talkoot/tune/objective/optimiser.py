@@ -87,6 +87,10 @@ class PolicyOptimizer:
         self.steps += 1
         return StepFacts(applied=True, reason="", grad_norm=norm, learning_rate=rate)
 
+    def skip(self, reason: str) -> StepFacts:
+        """Take no step and forget the gradients: nothing moves, momentum included."""
+        return self._skip(reason, 0.0, self.learning_rate)
+
     def _skip(self, reason: str, norm: float | None, rate: float) -> StepFacts:
         self.clear()
         self.skipped += 1

@@ -58,3 +58,27 @@ class Optimizer(Settings, frozen=True, kw_only=True):
         yield "epsilon", 0 < self.epsilon < math.inf, "a finite number above 0"
         yield "weight_decay", 0 <= self.weight_decay < math.inf, "a finite number from 0"
         yield "clip", 0 <= self.clip < math.inf, "a finite number from 0 (0 = no clipping)"
+
+
+class Update(Settings, frozen=True, kw_only=True):
+    """How a round's completions are used.
+
+    Attributes:
+        updates_per_round: optimizer steps; from 2 on the log-probabilities when the round began stay fixed and the
+            clip acts.
+        minibatches: each step takes every so-many-th completion, in turn; 1 = every step takes all.
+        microbatch_tokens: computed at once, prompts and padding included; 0 = as many as keep the logits to 128 MiB.
+        temperature: at which completions are sampled: log-probabilities are compared there. 0 counts as 1.
+    """
+
+    updates_per_round: int = 1
+    minibatches: int = 1
+    microbatch_tokens: int = 0
+    temperature: float = 1.0
+
+    def rules(self) -> Iterable[tuple[str, bool, str]]:
+        yield "updates_per_round", self.updates_per_round >= 1, "at least 1"
+        fits = 1 <= self.minibatches <= self.updates_per_round
+        yield "minibatches", fits, f"from 1 to updates_per_round ({self.updates_per_round})"
+        yield "microbatch_tokens", self.microbatch_tokens >= 0, "at least 0 (0 = by the vocabulary's size)"
+        yield "temperature", 0 <= self.temperature < math.inf, "a finite number from 0"

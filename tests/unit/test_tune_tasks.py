@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import islice
 
+import msgspec
 import pytest
 
 from talkoot.core.errors import TalkootError
 from talkoot.tune.tasks import open_task
 from talkoot.tune.tasks.addition import FLAWED, FLAWLESS, LETTERS, Addition, Habits
+from talkoot.tune.tasks.code import KINDS
 from talkoot.tune.tasks.traces import judge, parse
 
 SPLITS = ("train", "held_out", "shifted")
@@ -134,3 +136,105 @@ def test_habits_tell_two_demonstrators_apart():
     used = {character for one in letters + right for character in one.prompt + one.completion}
     assert used <= set(task.alphabet)
     assert max(len(one.completion) for one in letters) < task.max_new_tokens
+
+
+def written(tmp_path, *lines):
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else msgspec.json.encode(line) for line in lines))
+    return str(path)
+
+
+def test_a_file_of_problems_is_split_by_prompt(tmp_path):
+    lines = [{"prompt": f"what is {n % 150}?", "answer": n % 150, "more": "is passed over"} for n in range(200)]
+    task = open_task("jsonl:" + written(tmp_path, *lines, {"prompt": "far", "answer": "x", "split": "shifted"}))
+    assert (task.size("train") + task.size("held_out"), task.size("shifted")) == (200, 1)
+    assert 5 < task.size("held_out") < 40
+    prompts = {split: {task.item(index).prompt for index in indices(task, split)} for split in SPLITS}
+    assert not prompts["train"] & prompts["held_out"]
+    item = task.item(7)
+    assert (item.prompt, item.answer) == ("what is 7?", "7")
+    assert task.reward(item, "hm\n7", True).reason == "right"
+    assert task.reward(item, "8", True).reason == "wrong"
+    assert task.reward(item, "7", False).reason == "cut off"
+    assert task.reward(item, "", True).reason == "no answer"
+    with pytest.raises(ValueError, match="does not exist"):
+        task.item(201)
+
+
+def test_a_line_or_the_name_says_how_answers_are_compared(tmp_path):
+    path = written(tmp_path, {"prompt": "a", "answer": "1234"}, {"prompt": "b", "answer": "x+", "reward": "regex"})
+    task = open_task(f"jsonl:{path},numeric")
+    assert task.reward(task.item(0), "it is 1,234.0", True).value == 1.0
+    assert task.reward(task.item(1), "xxx", True).value == 1.0
+    assert task.extract("it is 1,234.0") == "1234"
+
+
+def test_a_file_is_named_by_its_content_and_use(tmp_path):
+    path = written(tmp_path, {"prompt": "a", "answer": "1"})
+    names = {open_task(f"jsonl:{path}").digest(), open_task(f"jsonl:{path},numeric").digest()}
+    names.add(open_task(f"jsonl:{path}", seed=1).digest())
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((tmp_path / "problems.jsonl").read_bytes())
+    assert open_task(f"jsonl:{copy}").digest() in names
+    copy.write_bytes((tmp_path / "problems.jsonl").read_bytes() + b" ")
+    assert open_task(f"jsonl:{copy}").digest() not in names
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", "truncated"),
+        (b"[1]", "object"),
+        (b'{"prompt": "a"}', "missing required field `answer`"),
+        (b'{"prompt": "", "answer": "1"}', "prompt is empty"),
+        (b'{"prompt": "a", "answer": ""}', "1 to 1000 characters"),
+        (b'{"prompt": "a", "answer": "1", "split": "test"}', "must be one of train"),
+        (b'{"prompt": "a", "answer": "1", "reward": "exakt"}', "must be one of code"),
+        (b'{"prompt": "a", "answer": "one", "reward": "numeric"}', "no number"),
+        (b'{"prompt": "a", "answer": "1", "split": "shifted"}', "another split"),
+        (b'{"prompt": "' + b"a" * 300_000 + b'", "answer": "1"}', "bytes"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(tmp_path, line, why):
+    path = written(tmp_path, {"prompt": "a", "answer": "1"}, b"", line)
+    with pytest.raises(TalkootError, match="not usable") as raised:
+        open_task(f"jsonl:{path}")
+    assert raised.value.where == f"{path}:3"
+    assert why in raised.value.why
+
+
+def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path):
+    with pytest.raises(TalkootError, match="cannot be read"):
+        open_task(f"jsonl:{tmp_path}/nothing")
+    with pytest.raises(TalkootError, match="not usable"):
+        open_task("jsonl:" + written(tmp_path, b""))
+
+
+def test_programming_problems_are_split_and_named():
+    task = open_task("code")
+    assert task.name == "code"
+    prompts = {split: [task.item(index).prompt for index in indices(task, split)] for split in SPLITS}
+    together = [prompt for split in SPLITS for prompt in prompts[split]]
+    assert len(set(together)) == len(together)
+    assert all(task.size(split) > 200 for split in SPLITS)
+    assert len({open_task(name, seed).digest() for name in ("code", "code:value") for seed in (0, 1)}) == 4
+    assert {character for text in together for character in text} <= set(task.alphabet)
+    longest = max(len(task.item(index).solution) for index in indices(task, "shifted"))
+    assert longest < task.max_new_tokens
+    with pytest.raises(TalkootError, match="no programming problems") as raised:
+        open_task("code:valu")
+    assert raised.value.why == "did you mean 'value'?"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_the_solution_of_a_programming_problem_is_right_when_run(kind):
+    task = open_task(f"code:{kind}")
+    for split in ("train", "shifted"):
+        for number in range(3):
+            item = task.item(task.index(split, number))
+            assert task.reward(item, item.solution, True).reason == "right"
+            assert task.reward(item, "print('no')", True).reason == "wrong output"
+    assert task.reward(item, "print(1", False).reason == "cut off"
+    assert task.reward(item, "", True).reason == "no answer"
+    assert task.reward(item, "from calc import add\n" + item.solution, True).reason == "import"

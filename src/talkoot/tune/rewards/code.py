@@ -15,8 +15,8 @@ _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 class Program:
     """The printed text, line by line; spaces at the ends of lines and empty lines at the end do not count.
 
-    Reasons beside ``right``: ``wrong output``, and those of :func:`~talkoot.tune.rewards.sandbox.run_program`:
-    ``timeout``, ``memory``, ``processes``, ``network``, ``write``, ``output``, ``import``, ``error``, ``system call``, ``too long``.
+    Reasons beside ``right`` and ``wrong output`` are those of the sandbox: ``timeout``, ``memory``, ``processes``,
+    ``network``, ``write``, ``output``, ``import``, ``error``, ``system call``, ``too long``.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:

@@ -1,8 +1,8 @@
 """What runs inside the sandbox: locks its own process, then runs the program that it read from standard input.
 
 :mod:`talkoot.tune.rewards.sandbox` starts this file as a script of a bare interpreter; it imports nothing of talkoot.
-The wall is a seccomp filter, which the kernel enforces and nobody can take off again: a process that may compute, write to
-the pipes it has, and end, and do nothing else. No file can be opened, no process or thread begun, no socket made, no
+The wall is a seccomp filter, which the kernel enforces and nobody can take off again: a process that may compute, write
+to the pipes it has, and end, and do nothing else. No file can be opened, no process or thread begun, no socket made, no
 signal sent. What stands above the wall (a check of the program's imports, an audit hook) only gives the reasons names.
 Nothing of the program is looked at, not even parsed, before the wall stands.
 """
@@ -153,7 +153,7 @@ def imported(code: Any) -> list[str]:
 def main() -> None:
     """Read the program, raise the wall, run it."""
     only_tree = 0x400
-    leave, out, errors = os._exit, sys.stdout, {MemoryError: MEMORY}
+    leave, out = os._exit, sys.stdout
     source = sys.stdin.buffer.read().decode()
     for name in ALLOWED:
         if name in source:
@@ -169,7 +169,7 @@ def main() -> None:
             os.setresuid(65534, 65534, 65534)
     lock()
     os.write(1, LOCKED)
-    sys.excepthook = lambda kind, value, trace: leave(errors.get(kind, ERROR))
+    sys.excepthook = lambda kind, value, trace: leave(MEMORY if kind is MemoryError else ERROR)
     tree: Any = compile(source, "<program>", "exec", only_tree, dont_inherit=True)
     if any((name or "").partition(".")[0] not in ALLOWED for name in imported(tree)):
         leave(IMPORT)

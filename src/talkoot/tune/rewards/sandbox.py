@@ -5,9 +5,9 @@ What protects, from the outside in:
 - A new process of a bare interpreter, in a session of its own, with an empty environment and no open file but two
   pipes. It never holds the answer: the parent compares what was printed.
 - Hard limits of the kernel: processor time, memory, no byte to any file, no process, no core dump.
-- A seccomp filter (:mod:`talkoot.tune.rewards.jail`): the kernel ends the process at any system call that does
-  more than compute and print. Files cannot be opened, so secrets, answers and ``/proc`` cannot be read; without ``fork`` nothing
-  escapes the kill. As root the process becomes nobody first. Works without privileges.
+- A seccomp filter (:mod:`talkoot.tune.rewards.jail`): the kernel ends the process at any system call that does more
+  than compute and print. Files cannot be opened, so secrets, answers and ``/proc`` cannot be read; without ``fork``
+  nothing escapes the kill. As root the process becomes nobody first. Works without privileges.
 - The parent reads a bounded output, and kills the whole process group at the wall-clock limit.
 
 A program gets no standard input, no files and no threads, and modules of the allow-list only. The same program prints

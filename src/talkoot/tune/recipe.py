@@ -28,8 +28,21 @@ from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
 # What may differ when a run is resumed.
-FREE = ("name", "network", "faults", "tune.rounds", "tune.checkpoint_every", "tune.evaluate_every", "tune.patience_s",
-        "tune.host", "tune.threads", "tune.respawn", "tune.emulate", "exchange.wait_s", "critic")
+FREE = (
+    "name",
+    "network",
+    "faults",
+    "tune.rounds",
+    "tune.checkpoint_every",
+    "tune.evaluate_every",
+    "tune.patience_s",
+    "tune.host",
+    "tune.threads",
+    "tune.respawn",
+    "tune.emulate",
+    "exchange.wait_s",
+    "critic",
+)
 PHASES = ("generate", "publish", "gather", "update", "report", "idle")
 
 
@@ -119,7 +132,7 @@ class Warm(Section, frozen=True, kw_only=True):
     steps: int = 0
     batch: int = 128
     learning_rate: float = 2e-3
-    habits: dict[str, Any] = {}
+    habits: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def texts(self, task: Task, seed: int) -> Iterable[tuple[str, str]]:
         """Prompts and completions to learn from.
@@ -139,9 +152,9 @@ class Peer(Section, frozen=True, kw_only=True):
     name: str = ""
     speed: float = 1.0
     count: int = 1
-    model: dict[str, Any] = {}
-    warm: dict[str, Any] = {}
-    rollout: dict[str, Any] = {}
+    model: dict[str, Any] = msgspec.field(default_factory=dict)
+    warm: dict[str, Any] = msgspec.field(default_factory=dict)
+    rollout: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
@@ -153,7 +166,7 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
     tune: Tune = Tune()
     rollout: Rollout = Rollout()
     exchange: Exchange = Exchange()
-    objective: dict[str, Any] = {}
+    objective: dict[str, Any] = msgspec.field(default_factory=dict)
     correction: Correction = Correction()
     optimizer: Optimizer = Optimizer()
     update: Update = Update()
@@ -176,7 +189,9 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
                 if name not in self.names:
                     raise _bad(f"faults[{index}].peer", f"there is no peer {name!r}; {nearest(name, self.names)}")
             if fault.at_s is None and (fault.step is None or fault.phase not in PHASES):
-                raise _bad(f"faults[{index}].phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
+                raise _bad(
+                    f"faults[{index}].phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}"
+                )
 
     def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
         tune, rollout, exchange = self.tune, self.rollout, self.exchange
@@ -192,7 +207,12 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         why = f"at least {least}" + (": a group of one has nothing to compare" if least > 1 else "")
         yield "rollout.samples", rollout.samples, rollout.samples >= least, why
         for name in ("own", "external"):
-            yield f"exchange.{name}", getattr(exchange, name), getattr(exchange, name) >= -1, "at least 0, or -1 for all"
+            yield (
+                f"exchange.{name}",
+                getattr(exchange, name),
+                getattr(exchange, name) >= -1,
+                "at least 0, or -1 for all",
+            )
         yield "exchange.wait_s", exchange.wait_s, 0 <= exchange.wait_s < math.inf, "at least 0"
         yield "exchange.max_lag", exchange.max_lag, exchange.max_lag >= 0, "at least 0"
         yield "exchange.refills", exchange.refills, exchange.refills >= 0, "at least 0"
@@ -291,5 +311,3 @@ def load_tune_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Tune
 
 def _bad(where: str, why: str, next: str = CORRECT) -> TalkootError:
     return TalkootError(UNUSABLE, where=where, why=why, next=next)
-
-

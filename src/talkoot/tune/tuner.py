@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 import msgspec
 
 from talkoot.core.errors import TalkootError
@@ -83,7 +82,9 @@ class Tuner:
         policy = open_policy(recipe.model_of(name), task.alphabet)
         start = recipe.warm_of(name)
         if start.steps and warm:
-            warm_start(policy, start.texts(task, recipe.seed), start.steps, start.batch, start.learning_rate, recipe.seed)
+            warm_start(
+                policy, start.texts(task, recipe.seed), start.steps, start.batch, start.learning_rate, recipe.seed
+            )
         return cls(recipe, name, task, policy)
 
     # -- answering --------------------------------------------------------------------------------------------
@@ -269,10 +270,11 @@ def open_for_reading(recipe: TuneRecipe, name: str, data: bytes, where: str) -> 
     """A peer's policy from its stored state, to look at or to export."""
     if name not in recipe.names:
         raise TalkootError(
-            f"the run has no peer {name!r}", where=where, why=f"its peers are {', '.join(recipe.names)}", next="name one"
+            f"the run has no peer {name!r}",
+            where=where,
+            why=f"its peers are {', '.join(recipe.names)}",
+            next="name one",
         )
     tuner = Tuner.open(recipe, name, warm=False)
     tuner.load(data, where)
     return tuner
-
-

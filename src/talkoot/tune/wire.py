@@ -18,7 +18,7 @@ from talkoot.tune.completion import Completion, Group, PromptRef
 from talkoot.tune.records import Generated
 from talkoot.world.api import Frame, World
 
-A = TypeVar("A", array[int], array[float])
+A = TypeVar("A", "array[int]", "array[float]")
 
 BYTES_PER_TOKEN = 8
 FRAME_KINDS = ("ids", "logp", "texts")

@@ -22,13 +22,14 @@ class TablePolicy:
 
     max_positions = 64
 
-    def __init__(self, seed: int = 0, vocab_size: int = 5, pad: str = "none", dtype: torch.dtype = torch.float64) ->
-    None:
+    def __init__(self, seed: int = 0, vocab_size: int = 5, pad: str = "none") -> None:
         generator = torch.Generator().manual_seed(seed)
         self.coder, self.pad = Coder(vocab_size), pad
-        self.before = nn.Parameter(torch.randn(vocab_size, vocab_size, generator=generator,
-        dtype=torch.float64).to(dtype)) self.place = nn.Parameter(torch.randn(16, vocab_size, generator=generator,
-        dtype=torch.float64).to(dtype)) self.initial: list[Tensor] | None = None
+        shapes = ((vocab_size, vocab_size), (16, vocab_size))
+        self.before, self.place = (
+            nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes
+        )
+        self.initial: list[Tensor] | None = None
         self.calls = 0
 
     def completion_logits(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:

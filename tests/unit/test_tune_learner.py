@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tune_fakes import TablePolicy, group
 
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig
@@ -20,6 +19,7 @@ from talkoot.tune.objective.learner import FILTERED, NOTHING, Learner, log_proba
 from talkoot.tune.objective.scored import ScoredGroup
 from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.objective.switches import Objective, make_objective
+from tune_fakes import TablePolicy, group
 
 NONE = Correction(rule="none")
 STILL = Optimizer(learning_rate=1e-12, clip=0)
@@ -116,7 +116,7 @@ def test_the_gradient_is_the_finite_difference_of_the_loss_written_with_loops(ag
             assert float(gradient[place]) == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-7)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(1, 40), st.sampled_from(["seq_mean", "token_mean", "const", "seq_sum"]), st.randoms())
 def test_no_split_into_microbatches_no_order_and_no_padding_changes_the_gradient(budget, agg, chance):
     objective, correction = Objective(loss_agg=agg), Correction(rule="ftis", gamma=2.0)
@@ -140,7 +140,7 @@ def test_small_microbatches_are_really_small():
     assert policy.calls - 9 >= 5  # nine to score the completions; widths 3 to 8
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([0, 0.25, 1]), min_size=3, max_size=3), min_size=1, max_size=4),
     st.sampled_from(["seq_mean", "token_mean", "const", "seq_sum"]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -36,8 +38,12 @@ def rewarded(*rewards: float, lengths: tuple[int, ...] = (), finish: tuple[str, 
 
 @pytest.mark.parametrize(
     ("agg", "expected"),
-    [("seq_mean", (1 / 6, 1 / 4)), ("token_mean", (1 / 5, 1 / 5)), ("const", (1 / 20, 1 / 20)), ("seq_sum", (1 / 2, 1
-    / 2))],
+    [
+        ("seq_mean", (1 / 6, 1 / 4)),
+        ("token_mean", (1 / 5, 1 / 5)),
+        ("const", (1 / 20, 1 / 20)),
+        ("seq_sum", (1 / 2, 1 / 2)),
+    ],
 )
 def test_each_aggregation_weighs_tokens_as_defined(agg, expected):
     objective = Objective(loss_agg=agg, max_length=10)
@@ -143,8 +149,10 @@ def test_clipped_weights_carry_no_gradient_but_log_probabilities_do():
     torch.testing.assert_close(logp.grad, tensor(1.0, 2 * 1.5, -math.exp(-0.4)))
 
 
-@pytest.mark.parametrize(("name", "value"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) -
-0.5)]) def test_divergence_estimates_equal_their_formulas(name, value):
+@pytest.mark.parametrize(
+    ("name", "value"), [("k1", math.log(2)), ("k2", math.log(2) ** 2 / 2), ("k3", math.log(2) - 0.5)]
+)
+def test_divergence_estimates_equal_their_formulas(name, value):
     logp, reference = tensor(math.log(0.5)), tensor(math.log(0.25))
     torch.testing.assert_close(divergence(name, logp, reference), tensor(value))
     assert divergence(name, logp, logp).tolist() == [0]
@@ -224,3 +232,14 @@ def test_advantages_are_finite_whatever_the_rewards(rewards, scale, baseline):
             assert abs(float(part.sum())) < 1e-6 * max(1.0, float(part.abs().max()))
         if len(set(values)) == 1 and baseline != "none":
             assert not part.any()
+
+
+def test_settings_registries_and_selection_need_no_torch():
+    script = (
+        "import sys, talkoot.tune.corrections, talkoot.tune.select\n"
+        "from talkoot.tune.objective.switches import make_objective\n"
+        "make_objective({'algorithm': 'cispo'}, 8)\n"
+        "print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -40,6 +40,7 @@ REFUSED = {
     **dict.fromkeys(("acre", "futoshiki", "zebra_puzzles"), _SLOW),
     "composite": "it is a mixture: name one of its parts",
     "game_of_life_halting": "its scorer takes any text for right",
+    "palindrome_partitioning": "its answers are longer than 4,000 characters",
     "word_ladder": "it has only a few items",
 }
 # Where the metadata's expression is the whole question (elsewhere it may be the answer).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
+MOST_DEMONSTRATIONS = 32768
 # What may differ when a run is resumed.
 FREE = (
     "name",
@@ -59,6 +61,7 @@ class Tune(Section, frozen=True, kw_only=True):
         threads: compute threads per peer.
         host: address that peers listen on.
         emulate: hold the real links back to those of ``network``.
+        tolerance: how far generator and trainer may disagree about a token's log-probability, in nats, at the start.
     """
 
     rounds: int = 30
@@ -71,6 +74,7 @@ class Tune(Section, frozen=True, kw_only=True):
     threads: int = 1
     host: str = "127.0.0.1"
     emulate: bool = False
+    tolerance: float = 0.05
 
 
 class Rollout(Section, frozen=True, kw_only=True):
@@ -141,8 +145,8 @@ class Warm(Section, frozen=True, kw_only=True):
             TalkootError: the task has no worked solutions.
         """
         if isinstance(task, Demonstrates):
-            return task.demonstrate(seed, self.habits)
-        return demonstrations(task)
+            return islice(task.demonstrate(seed, self.habits), min(self.steps * self.batch, MOST_DEMONSTRATIONS))
+        return islice(demonstrations(task), min(task.size("train"), MOST_DEMONSTRATIONS))
 
 
 class Peer(Section, frozen=True, kw_only=True):
@@ -201,6 +205,7 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         for name in ("evaluate_every", "checkpoint_every"):
             yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 0, "at least 0"
         yield "tune.evaluate_items", tune.evaluate_items, tune.evaluate_items >= 1, "at least 1"
+        yield "tune.tolerance", tune.tolerance, 0 < tune.tolerance < math.inf, "above 0"
         yield "tune.patience_s", tune.patience_s, 0 < tune.patience_s < math.inf, "above 0"
         yield "rollout.prompts", rollout.prompts, rollout.prompts >= 1, "at least 1"
         least = 1 if self.critic.kind != "none" else 2

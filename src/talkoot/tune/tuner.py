@@ -20,7 +20,7 @@ from talkoot.tune.learners import open_learner
 from talkoot.tune.objective.scored import ScoredGroup
 from talkoot.tune.policies.open import open_policy
 from talkoot.tune.policies.policy import Policy
-from talkoot.tune.policies.selfcheck import self_check
+from talkoot.tune.policies.selfcheck import check_generator
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
@@ -96,7 +96,8 @@ class Tuner:
         refs = [PromptRef(self.task.digest(), self.task.index("train", number)) for number in numbers]
         seeds = [seeds_of(self.recipe.seed, -2, ref, range(samples)) for ref in refs]
         prompt_ids = [self.policy.prompt_ids(self.task.item(ref.index).prompt) for ref in refs]
-        return self_check(self.policy, prompt_ids, seeds, self.sampling).largest
+        tolerance = self.recipe.tune.tolerance
+        return check_generator(self.policy, prompt_ids, seeds, self.sampling, tolerance).largest
 
     def generate(self, round_number: int, names: Sequence[str]) -> Batch:
         """A round's completions. ``names``: who takes part, in order."""

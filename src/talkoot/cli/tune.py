@@ -11,6 +11,7 @@ import msgspec
 from talkoot.cli.output import print_json, print_table, say
 from talkoot.core.errors import Exit
 from talkoot.core.fold import Entry, State
+from talkoot.recipes.unlike import unlike
 from talkoot.run.folder import folder_name
 from talkoot.run.records import Gone, Joined, Warned
 from talkoot.tune.recipe import load_tune_recipe
@@ -19,7 +20,7 @@ from talkoot.tune.records import Updated, Viewed
 
 def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
     """Run the verb."""
-    loaded = load_tune_recipe(recipe, sets)
+    loaded = load_tune_recipe(recipe, sets, unlike())
     name = folder_name(loaded.name if recipe is None or loaded.name != "tune" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)
     from talkoot.tune.run import run_real, run_simulated

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -39,15 +41,17 @@ def read_plain(path: Path, what: str) -> dict[str, Any]:
     return cast("dict[str, Any]", tree)
 
 
-def read_overridden(path: Path | None, overrides: Iterable[str], what: str) -> dict[str, Any]:
-    """A file's content (nothing without one), changed by ``section.key=value`` overrides.
+def read_overridden(
+    path: Path | None, overrides: Iterable[str], what: str, default: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A file's content (without one, ``default``), changed by ``section.key=value`` overrides.
 
     Values are in TOML syntax; bare words are text.
 
     Raises:
         TalkootError: as :func:`read_plain`, or an override is not of that form.
     """
-    tree: dict[str, Any] = {} if path is None else read_plain(path, what)
+    tree = deepcopy(dict(default)) if path is None else read_plain(path, what)
     for override in overrides:
         _override(tree, override, what)
     return tree

@@ -1,7 +1,7 @@
 """Text to token ids and back, as Hugging Face's ``tokenizer.json``; nothing here imports torch.
 
 Byte-level byte-pair encoding (Sennrich et al. 2016, Radford et al. 2019): every string has an encoding, and
-decoding gives it back.
+decoding gives it back. For models of a few thousand weights there is also one token per character of an alphabet.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Tokenizer:
         self.settings, self.template = dict(settings or {}), template
         self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id, self.eos_id = self._role("bos_token", where), self._role("eos_token", where)
+        self._alphabet = _only_characters(self._plain)
 
     def _role(self, key: str, where: Path) -> int | None:
         token = self.settings.get(key)
@@ -81,6 +82,28 @@ class Tokenizer:
         """One token per byte: begin is 0, end is 1, byte b is b + 2."""
         symbols = [BEGIN, END, *_byte_symbols()]
         backend = _assemble(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[]), split=False)
+        backend.add_special_tokens([BEGIN, END])
+        return cls(backend.to_str(), _settings())
+
+    @classmethod
+    def characters(cls, alphabet: str) -> Tokenizer:
+        """One token per character of the alphabet: begin is 0, end is 1, then the characters by code point.
+
+        The order and repetitions of ``alphabet`` do not matter. Text with any other character is refused.
+
+        Raises:
+            TalkootError: the alphabet is empty or no valid Unicode.
+        """
+        symbols = [BEGIN, END, *sorted(set(alphabet))]
+        if not alphabet or not alphabet.isascii() and any(0xD800 <= ord(one) < 0xE000 for one in alphabet):
+            raise TalkootError(
+                "the alphabet cannot be used",
+                where="Tokenizer.characters(alphabet)",
+                why="it holds a lone surrogate, which is no character" if alphabet else "it is empty",
+                next="name every character that the texts use",
+            )
+        backend = tokenizers.Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[]))
+        backend.decoder = decoders.Fuse()
         backend.add_special_tokens([BEGIN, END])
         return cls(backend.to_str(), _settings())
 
@@ -143,7 +166,12 @@ class Tokenizer:
         return self.encode_batch([text], special=special)[0]
 
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Token ids of several texts; see ``encode``."""
+        """Token ids of several texts; see ``encode``.
+
+        Raises:
+            TalkootError: a text is no valid Unicode, or has a character outside a character tokenizer's alphabet.
+        """
+        self._refuse_strange(texts, special)
         backend = self._marked if special else self._plain
         try:
             return [one.ids for one in backend.encode_batch(list(texts), add_special_tokens=False)]
@@ -154,6 +182,18 @@ class Tokenizer:
                 why="it is not a string of valid Unicode (a lone surrogate cannot be written as UTF-8)",
                 next="read it with errors='replace'",
             ) from error
+
+    def _refuse_strange(self, texts: Sequence[str], special: bool) -> None:
+        for text in texts if self._alphabet is not None else ():
+            plain = text.replace(BEGIN, "").replace(END, "") if special else text
+            strange = sorted(set(plain) - (self._alphabet or set()))
+            if strange:
+                raise TalkootError(
+                    "the text has characters that the tokenizer does not know",
+                    where=f"character {text.index(strange[0])} of the text",
+                    why=f"{strange[0]!r} is not among the {len(self._alphabet or ())} of its alphabet",
+                    next="build the tokenizer from an alphabet with every character of the texts",
+                )
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of token ids; markers are left out unless ``special``. Broken UTF-8 shows as U+FFFD."""
@@ -187,6 +227,15 @@ def _assemble(model: models.Model, split: bool) -> tokenizers.Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _only_characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
+    """The alphabet of a tokenizer that knows no other text and would leave strange characters out, silently."""
+    model: Any = backend.model
+    bare = backend.pre_tokenizer is None and backend.normalizer is None and isinstance(model, models.BPE)
+    if not bare or model.unk_token is not None or model.byte_fallback:
+        return None
+    return frozenset(one for one in backend.get_vocab(with_added_tokens=False) if len(one) == 1)
 
 
 def _settings() -> dict[str, Any]:

@@ -8,6 +8,7 @@ says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 
 import msgspec
@@ -48,6 +49,7 @@ class TunePeer:
         self.view = View(0, (), job.recipe.tune.rounds)
         self.round = 0
         self._met: set[PeerId] = set()
+        self._dropped: Counter[str] = Counter()  # messages that the world refused, up to the last round
 
     # -- the run ----------------------------------------------------------------------------------------------
 
@@ -96,16 +98,18 @@ class TunePeer:
         sent_bytes = await self._publish(generated, frames)
         await world.reached(number, "gather")
         before = world.now()
-        absent = await self._gather()
+        await self._gather()
         waited_s = world.now() - before
-        records = [r for r in self.inbox.take(number, self.recipe.exchange.max_lag) if r.peer != world.me]
-        rejected, self.inbox.rejected = self.inbox.rejected, type(self.inbox.rejected)()
+        records = self.inbox.take(number, self.recipe.exchange.max_lag)
         owners = {place.peer: place.name for place in self.view.places}
+        absent = self._names.keys() - {PeerId(record.peer) for record in records}
+        rejected = self._rejected()
         await world.reached(number, "update")
         learn = lambda: self.tuner.learn(number, batch, [(owners.get(r.peer, ""), r) for r in records], rejected)  # noqa: E731
         work = 8.0 * size * sum(record.facts.tokens for record in records) + 8.0 * size * facts.tokens
         learned = await world.compute(learn, work)
-        await self._report(generated, learned, absent, (started, waited_s), sent_bytes)
+        missed = tuple(sorted(self._names[peer] for peer in absent))
+        await self._report(generated, learned, missed, (started, waited_s), sent_bytes)
 
     @property
     def places(self) -> list[Place]:
@@ -124,18 +128,25 @@ class TunePeer:
             await self.world.send(peer, "rollouts", Rollouts(signed), frames, step=self.round)
         return len(others) * sum(map(len, frames))
 
-    async def _gather(self) -> tuple[str, ...]:
-        """Wait for the others' completions; returns the names of those who did not send any in time."""
+    @property
+    def _names(self) -> dict[PeerId, str]:
+        """Those whose completions are expected in this round, by identity."""
+        return {PeerId(place.peer): place.name for place in self.places if place.peer != self.world.me}
+
+    async def _gather(self) -> None:
+        """Wait for the others' completions, but not for ever."""
         world = self.world
         deadline = world.now() + self.recipe.exchange.wait_s
-        while True:
-            expected = {PeerId(place.peer): place.name for place in self.places if place.peer != world.me}
-            missing = self.inbox.missing(self.round, expected)
-            if not missing or world.now() >= deadline:
-                absent = {*missing, *(expected.keys() & self.inbox.gone)}
-                return tuple(sorted(expected[peer] for peer in absent))
+        while self.inbox.missing(self.round, self._names) and world.now() < deadline:
             with suppress(TimeoutError):
                 await self._hear(deadline - world.now())
+
+    def _rejected(self) -> Counter[str]:
+        """What was refused since the last round, by reason: here, and by the world on its way."""
+        dropped = Counter(self.world.refused)
+        found, self.inbox.rejected = self.inbox.rejected + (dropped - self._dropped), Counter()
+        self._dropped = dropped
+        return found
 
     async def _report(
         self, generated: Signed, learned: Learned, absent: tuple[str, ...], times: tuple[float, float], sent_bytes: int

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -300,17 +301,18 @@ def _merged(base: Any, changes: dict[str, Any], where: str) -> Any:
     return build({**msgspec.to_builtins(base), **changes}, type(base), what=UNUSABLE, where=where)
 
 
-def load_tune_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> TuneRecipe:
-    """Read a TOML recipe and apply ``section.key=value`` overrides; without a file, two unlike peers add numbers.
+def load_tune_recipe(
+    path: Path | None, overrides: tuple[str, ...] = (), default: Mapping[str, Any] = MappingProxyType({})
+) -> TuneRecipe:
+    """Read a TOML recipe and apply ``section.key=value`` overrides.
+
+    Args:
+        default: what stands in for a file.
 
     Raises:
         TalkootError: unreadable file, broken TOML, an unknown key or a wrong type.
     """
-    tree = read_overridden(path, overrides, UNUSABLE)
-    if path is None:
-        from talkoot.recipes.unlike import unlike
-
-        tree = {**unlike(), **tree}
+    tree = read_overridden(path, overrides, UNUSABLE, default)
     return build(tree, TuneRecipe, what=UNUSABLE, where="the command line" if path is None else str(path))
 
 

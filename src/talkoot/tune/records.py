@@ -157,8 +157,9 @@ class TuneState(msgspec.Struct, frozen=True):
 
     @property
     def round(self) -> int:
-        """Rounds that every peer which takes part has done."""
-        return min((peer.rounds for peer in self.peers.values() if peer.present), default=0)
+        """Rounds that every peer which takes part has done (when nobody is there: that everybody has done)."""
+        here = [peer for peer in self.peers.values() if peer.present] or list(self.peers.values())
+        return min((peer.rounds for peer in here), default=0)
 
     @property
     def furthest(self) -> int:

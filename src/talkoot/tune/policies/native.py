@@ -54,6 +54,7 @@ class NativePolicy:
             stage.layers[-1].lm_head.weight = stage.layers[0].weight  # one parameter, so that gradients add up
         self.coder = TokenizerCoder(tokenizer, config.eos_ids)
         self.max_positions = config.max_positions
+        self.size = sum(parameter.numel() for parameter in stage.parameters())
         self.batch_rows = batch_rows
         self.trained = stage
         self._initial: Stage | None = None
@@ -124,7 +125,7 @@ class NativePolicy:
         *body, head = range(stage.config.layer_count)
         hidden = stage.run_layers(torch.tensor(rows, device=device), body)
         chosen = hidden.flatten(0, 1).index_select(0, torch.tensor(wanted, device=device))
-        return stage.run_layers(chosen[None], [head])[0, :, : self.coder.vocab_size]
+        return stage.run_layers(chosen[:, None], [head])[:, 0, : self.coder.vocab_size]
 
     def parameters(self) -> Sequence[nn.Parameter]:
         return list(self.trained.parameters())

@@ -117,9 +117,7 @@ class _Batch:
         active = torch.arange(size, device=self.device)  # the rows that the reader still reads
         logits = self._start(limit)
         for number in range(limit):
-            drawn = draw(
-                logits, chances[active, number], sampling.temperature, sampling.top_k, sampling.top_p
-            )
+            drawn = draw(logits, chances[active, number], sampling.temperature, sampling.top_k, sampling.top_p)
             ids[active, number], logp[active, number] = drawn.ids, drawn.logp
             if drawn.kept is not None:
                 kept[active, number] = drawn.kept

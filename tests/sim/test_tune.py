@@ -1,0 +1,199 @@
+"""Post-training in virtual time: who learns from whom, what survives losses, and that a run is a function of its seed."""
+
+from __future__ import annotations
+
+import pytest
+from test_tune_kit import SMALL, recipe, run
+
+from talkoot.core.errors import TalkootError
+from talkoot.run.records import Gone
+from talkoot.tune.records import Generated, Kept
+from talkoot.world.faults import Fault
+
+ALIKE = [{"name": name} for name in ("alder", "birch", "cedar")]
+
+
+def test_peers_learn_from_each_other():
+    done = run(recipe())
+    assert done.result.finished
+    for name in ("alder", "birch"):
+        assert len(done.updates(name)) == 4
+        assert not any(update.solo for update in done.updates(name))
+    assert done.rejected == {}
+
+
+def test_a_run_is_a_function_of_its_seed():
+    assert run(recipe()).hashes == run(recipe()).hashes
+    assert run(recipe()).hashes != run(recipe(seed=4)).hashes
+
+
+def test_every_update_names_the_completions_that_it_learned_from():
+    done = run(recipe())
+    generated = {e.id: e.receipt for e in done.entries if e.receipt.op == "tune.generate"}
+    for entry in done.entries:
+        if entry.receipt.op == "tune.update":
+            parents = [generated[parent] for parent in entry.receipt.parents]
+            assert [p.peer == entry.receipt.peer for p in parents] == [True, False]
+            assert {p.step for p in parents} == {entry.receipt.step}
+
+
+def test_a_peer_without_others_learns_alone_and_says_so():
+    done = run(recipe(peers=[{"name": "alder"}]))
+    assert done.result.finished
+    assert all(update.solo for update in done.updates("alder"))
+    assert done.tuned.peers["alder"].alone == 4
+
+
+def test_horizontal_peers_with_one_model_keep_the_same_weights():
+    done = run(recipe(peers=ALIKE, exchange={"split": "horizontal"}, correction={"rule": "none"}))
+    assert len(set(done.hashes.values())) == 1
+    drawn = done.facts("tune.generate", Generated)
+    assert {len(samples) for facts in drawn for samples in facts.samples} == {2}  # 6 samples, dealt to 3 peers
+
+
+def test_horizontal_groups_have_samples_of_everybody():
+    done = run(recipe(exchange={"split": "horizontal"}))
+    prompts = {facts.round: set() for facts in done.facts("tune.generate", Generated)}
+    for facts in done.facts("tune.generate", Generated):
+        prompts[facts.round].add(facts.prompts)
+    assert all(len(found) == 1 for found in prompts.values())
+
+
+def test_peers_with_other_tokenizers_exchange_texts():
+    unlike = [{"name": "alder"}, {"name": "birch", "model": {"tokenizer": "bytes"}}]
+    done = run(recipe(peers=unlike, correction={"rule": "ftis", "is_level": "sequence"}))
+    assert done.result.finished
+    assert all(update.counts["external_groups"] for update in done.updates("birch"))
+    assert done.tuned.peers["alder"].rejected.keys() == {"outside the vocabulary"}  # an untrained model writes any byte
+
+
+def test_ratios_per_token_between_unlike_tokenizers_are_an_error():
+    unlike = [{"name": "alder"}, {"name": "birch", "model": {"tokenizer": "bytes"}}]
+    with pytest.raises(TalkootError, match="another tokenizer"):
+        run(recipe(peers=unlike, correction={"rule": "tis", "is_level": "token"}, seed=5))
+
+
+@pytest.mark.parametrize("phase", ["generate", "publish", "gather", "update", "report", "idle"])
+def test_a_peer_killed_anywhere_comes_back_and_the_others_go_on(phase: str):
+    fault = Fault(peer="birch", step=1, phase=phase)
+    done = run(recipe(faults=[{"peer": "birch", "step": 1, "phase": phase}], tune={"rounds": 8}))
+    assert fault.kind == "kill"
+    assert [gone.name for gone in done.facts("peer.lost", Gone)] == ["birch"]
+    assert done.result.finished
+    assert [update.round for update in done.updates("alder")] == list(range(8))
+    assert done.updates("birch")[-1].round == 7
+    assert max(update.waited_s for update in done.updates("alder")) < 10
+
+
+@pytest.mark.parametrize("kind", ["stop", "partition"])
+def test_a_frozen_or_cut_off_peer_is_replaced(kind: str):
+    done = run(recipe(faults=[{"peer": "birch", "step": 1, "phase": "gather", "kind": kind}], tune={"rounds": 8}))
+    assert done.result.finished
+    assert done.facts("peer.lost", Gone)[0].name == "birch"
+    assert [update.round for update in done.updates("alder")] == list(range(8))
+
+
+def test_a_record_damaged_on_its_way_is_dropped_with_its_reason():
+    done = run(
+        recipe(faults=[{"peer": "birch", "step": 1, "phase": "publish", "kind": "corrupt"}], exchange={"wait_s": 5})
+    )
+    assert done.result.finished
+    hurt = done.updates("alder")[1]
+    assert hurt.solo
+    assert hurt.absent == ("birch",)
+    assert sum(hurt.rejected.values()) == 1
+
+
+def test_a_slow_peer_is_waited_for_only_so_long():
+    delay = {"peer": "birch", "step": 1, "phase": "publish", "kind": "delay", "seconds": 50}
+    done = run(recipe(faults=[delay], exchange={"wait_s": 5}))
+    assert done.updates("alder")[1].absent == ("birch",)
+    assert done.updates("alder")[1].waited_s == pytest.approx(5, abs=0.5)
+    assert done.result.finished
+
+
+def test_nobody_waits_where_that_is_asked_for():
+    done = run(recipe(exchange={"wait_s": 0, "max_lag": 3}, tune={"rounds": 8}))
+    assert done.result.finished
+    assert sum(update.waited_s for name in ("alder", "birch") for update in done.updates(name)) == 0
+    assert any(not update.solo for name in ("alder", "birch") for update in done.updates(name))
+
+
+def test_own_and_external_groups_come_in_the_shares_that_are_asked_for():
+    done = run(recipe(exchange={"own": 1, "external": 2}))
+    for update in done.updates("alder"):
+        assert update.counts["own_groups"] + update.counts["external_groups"] <= 3
+
+
+def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path):
+    whole = run(recipe(tune={"rounds": 6}), tmp_path / "whole")
+    first = run(recipe(tune={"rounds": 6}), tmp_path / "parts", stop_after=2)
+    assert not first.result.finished
+    assert first.result.round < 6
+    second = run(recipe(tune={"rounds": 6}), tmp_path / "parts")
+    assert second.result.finished
+    assert second.hashes == whole.hashes
+    again = [update for update in second.updates("alder")]
+    assert [u.learned for u in again] == [u.learned for u in whole.updates("alder")][-len(again) :]
+    assert run(recipe(tune={"rounds": 6}), tmp_path / "parts").result.already
+
+
+def test_a_finished_run_goes_on_when_more_rounds_are_asked_for(tmp_path):
+    run(recipe(), tmp_path / "run")
+    more = run(recipe(tune={"rounds": 6}), tmp_path / "run")
+    assert more.result.round == 6
+    assert more.hashes == run(recipe(tune={"rounds": 6})).hashes
+
+
+def test_another_recipe_is_refused(tmp_path):
+    run(recipe(), tmp_path / "run")
+    with pytest.raises(TalkootError, match="another run") as refused:
+        run(recipe(optimizer={"learning_rate": 2e-3}), tmp_path / "run")
+    assert "optimizer.learning_rate" in refused.value.why
+
+
+def test_stored_states_are_pruned(tmp_path):
+    done = run(recipe(tune={"rounds": 12, "checkpoint_every": 1}), tmp_path / "run")
+    wanted = {blob for peer in done.tuned.peers.values() for _, blob in peer.kept}
+    assert {path.name for path in (tmp_path / "run" / "blobs").iterdir()} == wanted
+    assert len(done.facts("tune.kept", Kept)) == 24
+
+
+def test_learning_from_a_critic_is_one_flag():
+    done = run(
+        recipe(
+            task="addition:1",
+            model={"tokenizer": "characters"},
+            critic={"kind": "arithmetic"},
+            rollout={"samples": 1, "max_new_tokens": 16},
+        )
+    )
+    assert done.result.finished
+    assert all(update.counts.get("tokens", 0) > 0 for update in done.updates("alder"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"task": "addishun:2"}, "task"),
+        ({"rollout": {"samples": 1}}, "rollout.samples"),
+        ({"critic": {"kind": "arithmetik"}}, "critic"),
+        ({"correction": {"rule": "fist"}}, "correction"),
+        ({"objective": {"algorithm": "gpro"}}, "algorithm"),
+        ({"objective": {"clip_hi": 0.3}}, "objective"),
+        ({"peers": [{"name": "a"}, {"name": "a"}]}, "peers"),
+        ({"peers": [{"name": "a", "model": {"widht": 3}}]}, "model"),
+        ({"exchange": {"wait_s": -1}}, "wait_s"),
+        ({"faults": [{"peer": "zelkova", "step": 1, "phase": "update"}]}, "faults"),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_name(changes, where):
+    with pytest.raises(TalkootError) as refused:
+        run(recipe(**changes))
+    text = str(refused.value)
+    assert where in text
+    assert refused.value.next
+
+
+def test_the_small_recipe_is_small():
+    assert SMALL["model"]["width"] == 16

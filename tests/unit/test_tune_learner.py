@@ -316,6 +316,42 @@ def test_minibatches_take_every_completion_once_per_pass():
     assert (facts.steps, facts.tokens) == (4, 14)
 
 
+def test_a_ratio_to_the_generator_scales_and_clips_the_gradient():
+    policy = TablePolicy(0)
+    near = group(policy, [1, 0], [3, 3], seed=1)
+
+    def generated(shift: float) -> ScoredGroup:
+        moved = (replace(s, gen_logp=tuple(v - shift for v in s.gen_logp)) for s in near.samples)
+        return replace(near, samples=tuple(moved))
+
+    positive = Objective(overlong="mask")  # with the negative one cut off, only a positive advantage is left
+    cut = (near.samples[0], replace(near.samples[1], finish="length"))
+    plain, _ = gradients(policy, [replace(near, samples=cut)], positive)
+    for shift, factor in ((0.1, math.exp(0.1)), (-0.5, math.exp(-0.5)), (0.5, 0.0)):
+        samples = generated(shift).samples
+        only = replace(near, samples=(samples[0], replace(samples[1], finish="length")))
+        found, _ = gradients(policy, [only], positive, Correction(rule="vis"))
+        close(found, [value * factor for value in plain])
+
+
+def test_a_minibatch_has_its_own_denominators():
+    policy = TablePolicy(0)
+    groups = [group(policy, [1, 0, 1, 0], [3, 4, 3, 4], seed=2)]
+    twice = [replace(groups[0], samples=(*groups[0].samples, *groups[0].samples))]
+    objective = Objective(loss_agg="token_mean")
+    # Completions 0, 2, 4, 6 are the rewarded ones, there twice: the first step's mean over tokens is the same.
+    half, _ = gradients(policy, groups, objective, NONE, Update(updates_per_round=2, minibatches=2))
+    same, _ = gradients(policy, twice, objective, NONE, Update(updates_per_round=2, minibatches=2))
+    close(half, same)
+    masked = tuple(s if s.reward else replace(s, finish="length") for s in groups[0].samples)
+    alone, _ = gradients(policy, [replace(groups[0], samples=masked)], replace_mask(objective))
+    close(half, alone)
+
+
+def replace_mask(objective: Objective) -> Objective:
+    return msgspec.structs.replace(objective, overlong="mask")
+
+
 def test_the_divergence_from_the_initial_policy_pulls_back():
     policy = TablePolicy(0)
     learner = Learner(policy, Objective(kl_beta=0.5), NONE, Optimizer(learning_rate=0.05))

@@ -12,7 +12,7 @@ from torch import Tensor
 from talkoot.tune.objective.scored import Sample, ScoredGroup
 
 LOGITS = 2**25  # most logits of a microbatch, 128 MiB in float32
-TOKENS = 8192  # most tokens of a microbatch, prompts and padding included
+TOKENS = 4096  # most tokens of a microbatch, prompts and padding included
 
 
 @dataclass(frozen=True)

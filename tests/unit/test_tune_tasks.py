@@ -33,13 +33,15 @@ def test_no_prompt_is_in_two_splits_or_twice_in_one(name):
 def test_two_digits_have_all_their_items():
     task = open_task("addition:2")
     assert task.name == "addition:2"
-    assert task.size("train") + task.size("held_out") == 90 * 90
-    assert 700 < task.size("held_out") < 920
+    assert task.size("train") + task.size("held_out") == 90 * 80
+    assert task.size("shifted") == 90 * 10
+    assert 600 < task.size("held_out") < 840
     assert task.index("train", task.size("train") + 3) == task.index("train", 3)
     with pytest.raises(ValueError, match="no split 'test'"):
         task.size("test")
-    with pytest.raises(ValueError, match="does not exist"):
-        task.item(10**4)
+    for index in (10**4, 4705, 985):
+        with pytest.raises(ValueError, match="does not exist"):
+            task.item(index)
 
 
 def test_hard_items_carry_everywhere_and_are_split_as_in_the_whole_task():

@@ -181,7 +181,7 @@ def completion(output: Any, eos_ids: Sequence[int]) -> Completion:
             why=why,
             next='start it with logprobs_mode="processed_logprobs" and an unmodified SamplingParams',
         )
-    logp = tuple(float(table[token].logprob) for token, table in zip(ids, tables, strict=True))
+    logp = tuple(float(table[token].logprob) for token, table in zip(ids, tables or (), strict=True))
     return Completion(ids=ids, logp=logp, finish=answer.finish_reason)
 
 

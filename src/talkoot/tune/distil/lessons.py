@@ -15,7 +15,7 @@ from talkoot.tune.policies.policy import Policy
 from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.tasks.task import Item, TakesHints, Task
 
-_EPSILON = 1e-6
+_EPSILON = 1e-4  # as for groups without hints
 
 
 @dataclass(frozen=True, slots=True)

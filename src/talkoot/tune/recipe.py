@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from talkoot.tune.completion import Sampling
 from talkoot.tune.corrections.rule import Correction
 from talkoot.tune.distil.critics.critic import CriticSettings
 from talkoot.tune.distil.settings import Distillation
-from talkoot.tune.objective.settings import Optimizer
+from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.objective.switches import Objective, make_objective
 from talkoot.tune.policies.spec import ModelSpec
+from talkoot.tune.tasks.task import Demonstrates, Task, demonstrations
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
@@ -38,7 +39,7 @@ class Tune(Section, frozen=True, kw_only=True):
     Attributes:
         rounds: each is one generation and one update.
         evaluate_every, evaluate_items, evaluate_samples: scores on held-out and shifted problems every so many rounds
-            (0 = never) and at the end; so many problems; samples of each beside the greedy answer (0 = none).
+            (0 = never) and at the end; so many problems; samples of each beside the greedy answer.
         checkpoint_every: a peer stores its state every so many rounds (0 = only at the end).
         patience_s: seconds without any report after which the run gives up.
         respawn: start lost peers again.
@@ -50,7 +51,7 @@ class Tune(Section, frozen=True, kw_only=True):
     rounds: int = 30
     evaluate_every: int = 10
     evaluate_items: int = 128
-    evaluate_samples: int = 0
+    evaluate_samples: int = 4
     checkpoint_every: int = 10
     patience_s: float = 600.0
     respawn: bool = True
@@ -120,6 +121,16 @@ class Warm(Section, frozen=True, kw_only=True):
     learning_rate: float = 2e-3
     habits: dict[str, Any] = {}
 
+    def texts(self, task: Task, seed: int) -> Iterable[tuple[str, str]]:
+        """Prompts and completions to learn from.
+
+        Raises:
+            TalkootError: the task has no worked solutions.
+        """
+        if isinstance(task, Demonstrates):
+            return task.demonstrate(seed, self.habits)
+        return demonstrations(task)
+
 
 class Peer(Section, frozen=True, kw_only=True):
     """One peer, and what is different with it. Keys of ``[model]``, ``[warm]`` and ``[rollout]`` may stand here as
@@ -145,6 +156,7 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
     objective: dict[str, Any] = {}
     correction: Correction = Correction()
     optimizer: Optimizer = Optimizer()
+    update: Update = Update()
     critic: CriticSettings = CriticSettings()
     distillation: Distillation = Distillation()
     model: ModelSpec = ModelSpec()
@@ -169,9 +181,9 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
     def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
         tune, rollout, exchange = self.tune, self.rollout, self.exchange
         yield "seed", self.seed, -(2**63) <= self.seed < 2**63, "a 64-bit integer"
-        for name in ("rounds", "threads"):
+        for name in ("rounds", "threads", "evaluate_samples"):
             yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 1, "at least 1"
-        for name in ("evaluate_every", "evaluate_samples", "checkpoint_every"):
+        for name in ("evaluate_every", "checkpoint_every"):
             yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 0, "at least 0"
         yield "tune.evaluate_items", tune.evaluate_items, tune.evaluate_items >= 1, "at least 1"
         yield "tune.patience_s", tune.patience_s, 0 < tune.patience_s < math.inf, "above 0"

@@ -12,6 +12,7 @@ import msgspec
 from talkoot.core.fold import Chapter, Entry, chapters
 from talkoot.run.records import Facts, Gone, Joined
 from talkoot.tune.completion import Index, Sampling
+from talkoot.tune.evaluate import Evaluation
 
 KEPT = 3  # stored states per peer that a run can go back to
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -52,19 +53,6 @@ class Generated(Facts, frozen=True, kw_only=True):
         return sum(map(sum, self.lengths))
 
 
-class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy scored on one split: shares of right answers, greedy and sampled, and how long they were."""
-
-    split: str
-    items: int
-    greedy: Share
-    average: Share | None = None
-    passed: Share | None = None
-    majority: Share | None = None
-    length: float = 0.0
-    cut_off: Share = 0.0
-
-
 class Updated(Facts, frozen=True, kw_only=True):
     """``tune.update``: what a peer learned in a round, from which completions (the receipt's parents), and what came of it.
 
@@ -76,6 +64,7 @@ class Updated(Facts, frozen=True, kw_only=True):
         rejected: completions or records that were not used, by reason.
         absent: peers of the view whose record did not come in time.
         solo: it learned from its own completions only.
+        reason: why the weights did not move; empty where they did.
         evaluations: scores, in rounds that evaluate.
         busy_s, sent_bytes, waited_s: work, traffic of the round, and waiting for others.
     """
@@ -89,6 +78,7 @@ class Updated(Facts, frozen=True, kw_only=True):
     rejected: dict[str, int] = {}
     absent: tuple[str, ...] = ()
     solo: bool = False
+    reason: str = ""
     evaluations: tuple[Evaluation, ...] = ()
     busy_s: float = 0.0
     sent_bytes: int = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from talkoot.core.errors import TalkootError
 from talkoot.tune.completion import Completion, Group
 from talkoot.tune.objective.scored import Sample, ScoredGroup
 from talkoot.tune.policies.policy import Policy
@@ -80,7 +81,7 @@ class Scorer:
                 if own:
                     raise
                 rejected[problem.reason] += 1
-        return ScoredGroup(tuple(self._policy.prompt_ids(item.prompt)), tuple(samples), name, own)
+        return ScoredGroup(tuple(self._policy.prompt_ids(item.prompt)), tuple(samples), name, own, group.prompt.index)
 
     def _sample(self, item: Item, completion: Completion, text: str | None) -> Sample:
         coder, finished = self._policy.coder, completion.finish == "stop"
@@ -102,7 +103,10 @@ class Scorer:
     def _encoded(self, text: str, finished: bool) -> tuple[int, ...]:
         """A stranger's text in one's own tokens."""
         coder = self._policy.coder
-        ids = [*coder.encode(text), *(coder.eos_ids[:1] if finished else ())]
+        try:
+            ids = [*coder.encode(text), *(coder.eos_ids[:1] if finished else ())]
+        except TalkootError as problem:
+            raise Refused("outside the vocabulary", problem.why) from problem
         if not 1 <= len(ids) <= MAX_STRETCH * self._limit:
             raise Refused("too long", f"{len(ids)} tokens in one's own tokenizer")
         return tuple(ids)
@@ -116,6 +120,6 @@ def together(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     return [
         parts[0]
         if len(parts) == 1
-        else ScoredGroup(prompt, tuple(s for part in parts for s in part.samples), "several", False)
+        else ScoredGroup(prompt, tuple(s for part in parts for s in part.samples), "several", False, parts[0].index)
         for prompt, parts in merged.items()
     ]

@@ -34,9 +34,11 @@ class ScoredGroup:
         prompt: ids in the learner's own tokenizer.
         peer: name of who generated them (of a group with several generators: ``several``).
         own: the learner made them itself, with its present weights.
+        index: the problem's, where a learner has to look it up.
     """
 
     prompt: tuple[int, ...]
     samples: tuple[Sample, ...]
     peer: str
     own: bool
+    index: int = -1

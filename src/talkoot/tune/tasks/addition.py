@@ -12,12 +12,13 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import digest
+from talkoot.core.plain import build
 from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.rewards.reward import compare
 from talkoot.tune.tasks.splits import HELD_OUT, SHIFTED, TRAIN, is_held_out, member, numbered
@@ -118,6 +119,11 @@ class Addition:
                 yield Demonstration(in_context(shown, prompt), shown)
             else:
                 yield Demonstration(prompt, letters + _flawed(prompt, habits, rng))
+
+    def demonstrate(self, seed: int, habits: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """:meth:`demonstrations` by habits as a recipe has them."""
+        what = "the demonstrations' habits cannot be used"
+        yield from self.demonstrations(seed, build(habits, Habits, what=what, where="warm.habits"))
 
     def split_of(self, index: int) -> str:
         """Which split an item belongs to, by its content alone."""

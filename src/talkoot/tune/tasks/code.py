@@ -1,7 +1,6 @@
 """Small programming problems: what the program prints must be right, and it is really run, in the sandbox.
 
-``code`` has all kinds of problems, ``code:KIND`` one. ``shifted`` problems have larger numbers and longer texts than any
-in training.
+``code`` has all kinds of problems, ``code:KIND`` one. The ``shifted`` ones have larger numbers and longer texts.
 """
 
 from __future__ import annotations

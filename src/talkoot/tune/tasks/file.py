@@ -1,9 +1,9 @@
 """Problems from a file of JSON lines: ``prompt``, ``answer``, and if wanted ``solution``, ``reward`` and ``split``.
 
-``jsonl:PATH`` or ``jsonl:PATH,KIND``, where KIND is how answers are compared (``exact`` unless it is said:
-``numeric``, ``regex``, ``code``); a line's own ``reward`` comes first. One prompt in ten is held out, by a hash of its text; a line's
-``split`` (``train``, ``held_out``, ``shifted``) comes first. Everybody who trains on the file needs the same bytes: the
-digest covers them.
+``jsonl:PATH`` or ``jsonl:PATH,KIND``, where KIND is how answers are compared (``exact`` unless it is said: ``numeric``,
+``regex``, ``code``); a line's own ``reward`` comes first. One prompt in ten is held out, by a hash of its text; a
+line's ``split`` (``train``, ``held_out``, ``shifted``) comes first. Everybody who trains on the file needs the same
+bytes: the digest covers them.
 """
 
 from __future__ import annotations

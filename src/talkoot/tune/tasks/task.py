@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.registry import Registry
 from talkoot.tune.rewards.result import RewardResult
 
@@ -76,6 +79,37 @@ class TakesHints(Protocol):
     def first_mistake(self, item: Item, completion: str) -> int | None:
         """The first wrong character; the text's length where it should go on; None where nothing is wrong or known."""
         ...
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """What a task may have beside: examples for warm starts that are not simply its solutions."""
+
+    def demonstrate(self, seed: int, habits: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Endless pairs of prompt and completion; ``habits``: the task's own settings for them, as a recipe has them.
+
+        Raises:
+            TalkootError: an unknown habit, or one out of range.
+        """
+        ...
+
+
+def demonstrations(task: Task) -> Iterator[tuple[str, str]]:
+    """Training items with their worked solutions, over and over.
+
+    Raises:
+        TalkootError: the task has none.
+    """
+    for number in count():
+        item = task.item(task.index("train", number))
+        if not item.solution:
+            raise TalkootError(
+                "a policy cannot be warmed up on this task",
+                where=f"warm.steps, task {task.name}",
+                why="its problems come without worked solutions",
+                next="set warm.steps = 0 and start from a model that can answer (model.load)",
+            )
+        yield item.prompt, item.solution
 
 
 class TaskKind(Protocol):

@@ -11,7 +11,7 @@ import torch
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import FAMILIES, ModelConfig
 from talkoot.model.depth import remaining_layers, ring_cut
-from talkoot.model.generate import _sample, generate, stream
+from talkoot.model.generate import generate, stream
 from talkoot.model.stage import Stage
 
 
@@ -104,23 +104,6 @@ def test_rows_end_at_their_end_token_or_stop_sequence() -> None:
     owner = model(eos_ids=(free[0][4],))
     assert ids(generate(owner, PROMPTS, 20))[0] == free[0][:cut]
     assert ids(generate(owner, PROMPTS, 20, eos_id=()))[0] == free[0]
-
-
-def test_sampling_follows_the_filtered_distribution() -> None:
-    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits = chances.log().expand(4000, -1)
-    generators = [torch.Generator().manual_seed(i) for i in range(4000)]
-    for top_k, top_p, expected in (
-        (None, 1.0, [0.5, 0.3, 0.15, 0.05]),
-        (2, 1.0, [0.625, 0.375, 0, 0]),
-        (None, 0.75, [0.625, 0.375, 0, 0]),
-        (None, 0.1, [1.0, 0, 0, 0]),
-        (9, 0.94, [10 / 19, 6 / 19, 3 / 19, 0]),
-    ):
-        counts = _sample(logits, 1.0, top_k, top_p, generators).bincount(minlength=4) / 4000
-        assert torch.allclose(counts, torch.tensor(expected), atol=0.035), (top_k, top_p)
-    cold = _sample(logits, 0.25, None, 1.0, generators).bincount(minlength=4) / 4000
-    assert torch.allclose(cold, (chances**4 / (chances**4).sum()), atol=0.035)
 
 
 @pytest.mark.parametrize(

@@ -20,66 +20,98 @@ from talkoot.model.config import Llama3Scaling, ModelConfig
 class Cache:
     """Keys and values of the tokens seen so far, for generation; one per stage and batch of texts.
 
-    ``length`` is the number of tokens that every block has seen. Memory grows by doubling, so that appending
-    one token costs a copy of one token.
+    ``length`` is the number of columns that every block has seen. Memory grows by doubling, so that appending one
+    token costs a copy of one token.
+
+    Args:
+        padding: columns of padding in front of each text, int64 (B,), for texts of unlike length in one batch; None for
+            none. A text's positions count from its first token, and no token looks at padding.
+        room: columns to allocate at first, where the final length is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, padding: Tensor | None = None, room: int = 64) -> None:
         self.length = 0
+        self.padding = padding
+        self._room = room
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
 
     def append(self, slot: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new (B, K, T, d) keys and values behind the old ones and return all of them."""
         end = self.length + keys.shape[2]
         grown = tuple(
-            _with_room(old, new, self.length, end)
+            self._with_room(old, new, end)
             for old, new in zip(self._slots.get(slot, (None, None)), (keys, values), strict=True)
         )
         self._slots[slot] = (grown[0], grown[1])
         return grown[0][:, :, :end], grown[1][:, :, :end]
 
+    def _with_room(self, old: Tensor | None, new: Tensor, end: int) -> Tensor:
+        if old is None or old.shape[2] < end:
+            columns = self._room if end <= self._room else 2 * end
+            room = new.new_empty(*new.shape[:2], columns, new.shape[3])
+            if old is not None:
+                room[:, :, : self.length] = old[:, :, : self.length]
+            old = room
+        old[:, :, self.length : end] = new
+        return old
 
-def _with_room(old: Tensor | None, new: Tensor, start: int, end: int) -> Tensor:
-    if old is None or old.shape[2] < end:
-        room = new.new_empty(*new.shape[:2], max(64, 2 * end), new.shape[3])
-        if old is not None:
-            room[:, :, :start] = old[:, :, :start]
-        old = room
-    old[:, :, start:end] = new
-    return old
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, int64: fewer (some texts have ended), or some of them several times (one prompt, many
+        continuations)."""
+        self._slots = {
+            slot: (self._selected(keys, rows), self._selected(values, rows))
+            for slot, (keys, values) in self._slots.items()
+        }
+        if self.padding is not None:
+            self.padding = self.padding[rows]
+
+    def _selected(self, old: Tensor, rows: Tensor) -> Tensor:
+        room = old.new_empty(len(rows), *old.shape[1:])
+        room[:, :, : self.length] = old[:, :, : self.length][rows]
+        return room
 
 
 @dataclass(slots=True)
 class Positions:
-    """What all blocks of one forward pass share: rotary tables (T, d/2) and attention masks by window."""
+    """What all blocks of one forward pass share: rotary tables, (T, d/2) or (B, 1, T, d/2) where texts are padded in
+    front, and attention masks by window."""
 
     past: int
     length: int
     cos: Tensor
     sin: Tensor
+    padding: Tensor | None = None
     _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def after(cls, past: int, length: int, frequencies: Tensor) -> Positions:
-        """Tables for ``length`` tokens that follow ``past`` cached ones."""
+    def after(cls, past: int, length: int, frequencies: Tensor, padding: Tensor | None = None) -> Positions:
+        """Tables for ``length`` tokens that follow ``past`` cached ones, behind ``padding`` columns of each row."""
         steps = torch.arange(past, past + length, device=frequencies.device, dtype=torch.float32)
-        angles = steps[:, None] * frequencies
-        return cls(past, length, angles.cos(), angles.sin())
+        if padding is not None:
+            steps = (steps - padding[:, None, None]).clamp(min=0)
+        angles = steps[..., None] * frequencies
+        return cls(past, length, angles.cos(), angles.sin(), padding)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """True where a query may look, (T, past + T); None where plain causal order says it already."""
+        """True where a query may look, (T, past + T) or (B, 1, T, past + T); None where plain causal order says it."""
         if window not in self._masks:
             self._masks[window] = self._build(window)
         return self._masks[window]
 
     def _build(self, window: int | None) -> Tensor | None:
         total = self.past + self.length
-        if (window is None or total <= window) and (self.past == 0 or self.length == 1):
+        plain = (window is None or total <= window) and (self.past == 0 or self.length == 1)
+        if plain and self.padding is None:
             return None
         keys = torch.arange(total, device=self.cos.device)
         queries = keys[self.past :, None]
         seen = keys <= queries
-        return seen if window is None else seen & (keys > queries - window)
+        if window is not None:
+            seen = seen & (keys > queries - window)
+        if self.padding is None:
+            return seen
+        # Padding sees itself, because a query that sees nothing has no softmax; nobody reads what it becomes.
+        return (seen & (keys >= self.padding[:, None, None]) | (keys == queries))[:, None]
 
 
 def rotary_frequencies(config: ModelConfig) -> Tensor:

@@ -1,8 +1,6 @@
 """Text from a model: greedy or sampled, token by token, with cached keys and values.
 
-Sampling draws one uniform number per token and row from the row's own generator and walks down the sorted
-probabilities (top-k, Fan et al. 2018; top-p, Holtzman et al. 2020), so a row's text depends on its seed
-alone.
+A row's text depends on its seed alone (``talkoot.model.sampling``), not on its company.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from torch import Tensor
 from talkoot.core.errors import TalkootError
 from talkoot.model.decoder import Cache
 from talkoot.model.initial import tensor_seed
+from talkoot.model.sampling import draw, uniforms
 from talkoot.model.stage import Stage
 
 
@@ -97,15 +96,15 @@ def stream(
     _check(stage, tokens, max_new_tokens, temperature, top_k, top_p)
     order = _order(stage, layers)
     ends = stage.config.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
-    generators = [torch.Generator().manual_seed(one) for one in _seeds(seed, len(tokens))]
+    chances = uniforms(_seeds(seed, len(tokens)), max_new_tokens)
     stops = [list(one) for one in stop if one]
     longest = max(map(len, stops), default=0)
-    tails: list[list[int]] = [[] for _ in generators]
+    tails: list[list[int]] = [[] for _ in range(len(tokens))]
     alive = [True] * len(tails)
     cache, step = Cache(), tokens.to(stage.device)
-    for _ in range(max_new_tokens):
+    for number in range(max_new_tokens):
         logits = _next_logits(stage, step, cache, order)
-        chosen = logits.argmax(-1) if temperature == 0 else _sample(logits, temperature, top_k, top_p, generators)
+        chosen = draw(logits, chances[:, number], temperature, top_k or 0, top_p).ids
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
         picked = chosen.tolist()
         yield [
@@ -128,20 +127,6 @@ def _next_logits(stage: Stage, tokens: Tensor, cache: Cache, order: Sequence[int
     """
     hidden = stage.run_layers(tokens, order[:-1], cache)
     return stage.run_layers(hidden[:, -1:], order[-1:])[:, 0].cpu()
-
-
-def _sample(
-    logits: Tensor, temperature: float, top_k: int | None, top_p: float, generators: list[torch.Generator]
-) -> Tensor:
-    scaled, order = (logits.double() / temperature).sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        scaled, order = scaled[:, :top_k], order[:, :top_k]
-    mass = scaled.softmax(-1).cumsum(-1)
-    # The nucleus is every token before which less than top_p has been collected; the first is always in it.
-    kept = (mass < top_p).sum(-1, keepdim=True).clamp(max=mass.shape[1] - 1)
-    draws = torch.stack([torch.rand(1, generator=one, dtype=torch.float64) for one in generators])
-    place = (mass <= draws * mass.gather(1, kept)).sum(-1, keepdim=True)
-    return order.gather(1, torch.minimum(place, kept))[:, 0]
 
 
 def _order(stage: Stage, layers: Sequence[int] | None) -> tuple[int, ...]:

@@ -152,7 +152,7 @@ class Stage(nn.Module):
         self._check(x, order[0], past, cache)
         if self._frequencies.device != x.device:
             self._frequencies = self._frequencies.to(x.device)
-        positions = Positions.after(past, x.shape[1], self._frequencies)
+        positions = Positions.after(past, x.shape[1], self._frequencies, cache.padding if cache else None)
         cast = torch.autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
         with cast:
             for slot, index in enumerate(order):

@@ -251,3 +251,16 @@ def test_minibatches_take_turns_and_later_steps_do_not_blur_the_measurement():
     for part in (study[::2], study[1::2], study[::2], study[1::2]):
         by_hand.update(part)
     assert same(weights(policy), weights(other))
+
+
+def test_what_others_wrote_is_left_out_where_only_the_sampled_token_counts():
+    policy = toy()
+    own = group(policy)
+    other = ScoredGroup(own.prompt, own.samples, "other", False)
+    critic = open_critic(CriticSettings(kind="arithmetic"))
+    both = prepare(TASK, policy, critic, [ITEM, ITEM], [other, own])
+    mine = prepare(TASK, policy, critic, [ITEM, ITEM], [other, own], own_only=True)
+    assert (len(both.lessons), both.skipped) == (8, {})
+    assert (len(mine.lessons), mine.skipped) == (4, {"not its own": 4})
+    assert Distillation(divergence="pg").own_only
+    assert not Distillation(divergence="reverse").own_only

@@ -25,6 +25,12 @@ class Distillation(Settings, frozen=True, kw_only=True):
     top_k: int = 100
     blend: float = 0.0
 
+    @property
+    def own_only(self) -> bool:
+        """Whether only one's own rollouts can be learned from: an estimate from the sampled token is of the policy
+        that sampled it; the other divergences compare whole distributions, whoever wrote the tokens before."""
+        return self.divergence == "pg"
+
     def rules(self) -> Iterable[tuple[str, bool, str]]:
         _ = divergences[self.divergence]  # a misspelt name is an error of its own
         yield "beta", 0 < self.beta < 1, "between 0 and 1"

@@ -38,6 +38,7 @@ from talkoot.tune.policies.native import NativePolicy
 from talkoot.tune.tasks.addition import Addition, Habits
 from talkoot.tune.tasks.splits import HELD_OUT, TRAIN
 from talkoot.tune.tasks.task import Item
+from talkoot.tune.tasks.traces import columns, worked
 from talkoot.tune.warm import warm_start
 
 
@@ -52,6 +53,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         batch: rollouts of an update, for all arms.
         group: rollouts of one problem, where rewards are compared.
         marks: numbers of rollouts after which a policy is evaluated.
+        blamed: batches of the base's rollouts in which the blame is located.
         problems: held-out problems of an evaluation, ``samples`` answers each.
     """
 
@@ -63,6 +65,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 32
     group: int = 8
     marks: tuple[int, ...] = (320, 640, 1280)
+    blamed: int = 8
     problems: int = 96
     samples: int = 12
 
@@ -166,7 +169,7 @@ def collect(
         PromptRef(hard.digest(), hard.index(TRAIN, rng.randrange(hard.size(TRAIN))))
         for _ in range(setting.batch // group)
     ]
-    items = [hard.item(ref.index) for ref in refs]
+    items = [_solved_by_somebody(setting, hard.item(ref.index)) for ref in refs]
     prompts = [policy.prompt_ids(item.prompt) for item in items]
     # A problem that is drawn twice is answered anew: its draws are numbered by their place in the batch.
     seeds = [seeds_of(seed, number, ref, range(place * group, (place + 1) * group)) for place, ref in enumerate(refs)]
@@ -179,6 +182,15 @@ def collect(
             samples.append(Sample(one.ids, earned.value, one.finish, one.logp, sum(one.logp)))
         groups.append(ScoredGroup(tuple(prompt), tuple(samples), "own", True))
     return items, groups
+
+
+def _solved_by_somebody(setting: Setting, item: Item) -> Item:
+    """The problem with a worked solution by an author with the demonstrators' taste: a problem's solution is always the
+    same, but a rollout may order its operands otherwise. Were all solutions in one order, they would teach a single
+    notation, of which there is half as much to learn, and the arms would differ in more than in their feedback."""
+    taste = random.Random(item.prompt)
+    swapped = [taste.random() < setting.swapped for _ in columns(item.prompt)]
+    return msgspec.structs.replace(item, solution=worked(item.prompt, swapped))
 
 
 def learn(setting: Setting, condition: Condition, weights: Mapping[str, Tensor], seed: int) -> Trial:
@@ -204,12 +216,12 @@ def learn(setting: Setting, condition: Condition, weights: Mapping[str, Tensor],
 
 
 def blame(setting: Setting, condition: Condition, policy: NativePolicy, seed: int) -> Localisation:
-    """Where the critic's hints put the blame in the base's rollouts (eight batches); nothing is learned."""
+    """Where the critic's hints put the blame in the base's rollouts; nothing is learned."""
     _, hard = tasks()
     critic = open_critic(CriticSettings(kind=condition.critic))
     lessons = [
         lesson
-        for number in range(8)
+        for number in range(setting.blamed)
         for lesson in prepare(hard, policy, critic, *collect(setting, policy, number, 1, seed)).lessons
     ]
     found = DistilLearner(policy, Distillation(), Optimizer()).measure(lessons)

@@ -124,7 +124,7 @@ class NativePolicy:
         *body, head = range(stage.config.layer_count)
         hidden = stage.run_layers(torch.tensor(rows, device=device), body)
         chosen = hidden.flatten(0, 1).index_select(0, torch.tensor(wanted, device=device))
-        return stage.run_layers(chosen[None], [head])[0, :, : self.coder.vocab_size]
+        return stage.run_layers(chosen[:, None], [head])[:, 0, : self.coder.vocab_size]
 
     def parameters(self) -> Sequence[nn.Parameter]:
         return list(self.trained.parameters())

@@ -141,9 +141,9 @@ def test_no_scorer_that_is_left_evaluates_an_answer():
 
 @needed
 def test_texts_that_a_scorer_does_not_expect_earn_nothing():
-    for name in ("prime_factorization", "game_of_life", "codeio", "jugs"):
+    for name in ("prime_factorization", "game_of_life", "codeio", "jugs", "coin_flip"):
         task = open_task(f"reasoning-gym:{name}")
         item = task.item(task.index("train", 1))
-        for text in ("x", "[" * 900, "{}", "9" * 900, "1/0", "\u0664", "nan", "1e999999999"):
+        for text in ("x", "[" * 900, "{}", "9" * 900, "1/0", "\u0664", "nan", "1e999999999", "1e-99_999_999"):
             result = task.reward(item, text, True)
             assert 0.0 <= result.value < 1.0

@@ -138,6 +138,31 @@ def test_habits_tell_two_demonstrators_apart():
     assert max(len(one.completion) for one in letters) < task.max_new_tokens
 
 
+def test_the_hard_subset_is_demonstrated_by_the_whole_task():
+    shown = list(islice(open_task("addition:2,hard", 4).demonstrations(3), 300))
+    assert shown == list(islice(open_task("addition:2", 4).demonstrations(3), 300))
+    assert {carries(one) for one in shown if "|" not in one.prompt} == {True, False}
+
+
+def test_a_recipe_sets_habits_and_bad_ones_are_refused_at_once():
+    task = open_task("addition")
+    by_name = task.demonstrate(1, {"swapped": 0.5, "letters": "ab", "prefix": 2})
+    by_value = task.demonstrations(1, Habits(swapped=0.5, letters="ab", prefix=2))
+    assert list(islice(by_name, 20)) == list(islice(by_value, 20))
+    for habits in ({"swaped": 0.5}, {"swapped": 1.5}, {"letters": "xyz"}, {"prefix": 2}, {"letters": "a", "prefix": 9}):
+        with pytest.raises(TalkootError, match="habits cannot be used"):
+            task.demonstrate(1, habits)
+
+
+def test_hints_stand_in_the_context_slot_and_mistakes_are_found():
+    task = open_task("addition")
+    item = task.item(4785)
+    assert task.context_prompt(item.prompt, item.solution) == item.solution + "|47+85="
+    assert task.first_mistake(item, item.solution) is None
+    assert task.first_mistake(item, "7+5+0=13;") == 7
+    assert task.first_mistake(item, "7+5+0=12;") == 9
+
+
 def written(tmp_path, *lines):
     path = tmp_path / "problems.jsonl"
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else msgspec.json.encode(line) for line in lines))

@@ -40,13 +40,29 @@ def show_tune(state: State, tuned: TuneState, extra: Mapping[str, Any], *, as_js
     print()
     print_table(
         list(_peers(view["peers"])),
-        ("peer", "here", "rounds", "last reward", "mean", "generated", "trained", "others' groups", "alone", "busy", "sent"),
+        (
+            "peer",
+            "here",
+            "rounds",
+            "last reward",
+            "mean",
+            "generated",
+            "trained",
+            "others' groups",
+            "alone",
+            "busy",
+            "sent",
+        ),
     )
     scores = list(_scores(view["peers"]))
     if scores:
         print()
-        print_table(scores, ("peer", "split", "problems", "greedy", "average", "any right", "majority", "tokens", "cut off"))
-    refused = [(name, reason, number) for name, peer in view["peers"].items() for reason, number in peer["rejected"].items()]
+        print_table(
+            scores, ("peer", "split", "problems", "greedy", "average", "any right", "majority", "tokens", "cut off")
+        )
+    refused = [
+        (name, reason, number) for name, peer in view["peers"].items() for reason, number in peer["rejected"].items()
+    ]
     if refused:
         print()
         print_table(refused, ("peer", "refused because", "times"))

@@ -1,4 +1,4 @@
-"""``talkoot tune``: post-train policies with each other's completions, for real or in virtual time; resumes by itself."""
+"""``talkoot tune``: post-train policies with each other's completions, for real or in virtual time; it resumes."""
 
 from __future__ import annotations
 

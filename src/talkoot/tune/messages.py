@@ -53,8 +53,8 @@ class View(msgspec.Struct, frozen=True):
 class Rollouts(msgspec.Struct, frozen=True):
     """Peer to peers, ``rollouts``: the signed account of a round's completions.
 
-    Frames: token ids (int32) and log-probabilities (float32) of all completions one behind the other, 8 bytes per token;
-    and for peers with another tokenizer the completions' texts (UTF-8, each ended by a zero byte).
+    Frames: token ids (int32) and log-probabilities (float32) of all completions one behind the other, 8 bytes per
+    token; and for peers with another tokenizer the completions' texts (UTF-8, each ended by a zero byte).
     """
 
     signed: Signed

@@ -1,8 +1,9 @@
 """A peer in post-training: answer prompts, send the answers, hear those of others, judge them, learn, report.
 
-Nobody stands above it in a round. The lead says who takes part (a *view*); from there on rounds follow from the seed and
-from what comes in. A peer waits for the others' completions of the same round, but only so long: somebody who is gone is
-not waited for at all, somebody slow at most ``exchange.wait_s``. With nobody else there it learns alone, and says so.
+Nobody stands above it in a round. The lead says who takes part (a *view*); from there on rounds follow from the seed
+and from what comes in. A peer waits for the others' completions of the same round, but only so long: somebody who is
+gone is not waited for at all, somebody slow at most ``exchange.wait_s``. With nobody else there it learns alone, and
+says so.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class TunePeer:
         started = world.now()
         names = [place.name for place in self.places]
         rollout = self.recipe.rollout_of(world.name)
-        tokens = rollout.prompts * rollout.samples * rollout.max_new_tokens / (1 if self.recipe.vertical else len(names))
+        tokens = (
+            rollout.prompts * rollout.samples * rollout.max_new_tokens / (1 if self.recipe.vertical else len(names))
+        )
         batch = await world.compute(lambda: self.tuner.generate(number, names), 2.0 * size * tokens)
         facts = self.tuner.account(number, batch)
         await world.reached(number, "publish")
@@ -185,7 +188,7 @@ class TunePeer:
             case "view" if message.sender == self.lead:
                 self._look(message.read(View))
             case "rollouts":
-                members = {place.peer for place in self.view.places}
+                members = {PeerId(place.peer) for place in self.view.places}
                 self.inbox.put(message, self.round, self.recipe.exchange.max_lag, members)
             case _ if message.topic == LOST:
                 self._lose(message)
@@ -211,4 +214,3 @@ class TunePeer:
         if message.sender == self.lead:
             raise Stopped  # nobody would write down what comes now
         self.inbox.gone.add(message.sender)
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,23 @@ from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
+MOST_DEMONSTRATIONS = 32768
 # What may differ when a run is resumed.
-FREE = ("name", "network", "faults", "tune.rounds", "tune.checkpoint_every", "tune.evaluate_every", "tune.patience_s",
-        "tune.host", "tune.threads", "tune.respawn", "tune.emulate", "exchange.wait_s", "critic")
+FREE = (
+    "name",
+    "network",
+    "faults",
+    "tune.rounds",
+    "tune.checkpoint_every",
+    "tune.evaluate_every",
+    "tune.patience_s",
+    "tune.host",
+    "tune.threads",
+    "tune.respawn",
+    "tune.emulate",
+    "exchange.wait_s",
+    "critic",
+)
 PHASES = ("generate", "publish", "gather", "update", "report", "idle")
 
 
@@ -46,6 +61,7 @@ class Tune(Section, frozen=True, kw_only=True):
         threads: compute threads per peer.
         host: address that peers listen on.
         emulate: hold the real links back to those of ``network``.
+        tolerance: how far generator and trainer may disagree about a token's log-probability, in nats, at the start.
     """
 
     rounds: int = 30
@@ -58,6 +74,7 @@ class Tune(Section, frozen=True, kw_only=True):
     threads: int = 1
     host: str = "127.0.0.1"
     emulate: bool = False
+    tolerance: float = 0.05
 
 
 class Rollout(Section, frozen=True, kw_only=True):
@@ -119,7 +136,7 @@ class Warm(Section, frozen=True, kw_only=True):
     steps: int = 0
     batch: int = 128
     learning_rate: float = 2e-3
-    habits: dict[str, Any] = {}
+    habits: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def texts(self, task: Task, seed: int) -> Iterable[tuple[str, str]]:
         """Prompts and completions to learn from.
@@ -128,8 +145,8 @@ class Warm(Section, frozen=True, kw_only=True):
             TalkootError: the task has no worked solutions.
         """
         if isinstance(task, Demonstrates):
-            return task.demonstrate(seed, self.habits)
-        return demonstrations(task)
+            return islice(task.demonstrate(seed, self.habits), min(self.steps * self.batch, MOST_DEMONSTRATIONS))
+        return islice(demonstrations(task), min(task.size("train"), MOST_DEMONSTRATIONS))
 
 
 class Peer(Section, frozen=True, kw_only=True):
@@ -139,9 +156,9 @@ class Peer(Section, frozen=True, kw_only=True):
     name: str = ""
     speed: float = 1.0
     count: int = 1
-    model: dict[str, Any] = {}
-    warm: dict[str, Any] = {}
-    rollout: dict[str, Any] = {}
+    model: dict[str, Any] = msgspec.field(default_factory=dict)
+    warm: dict[str, Any] = msgspec.field(default_factory=dict)
+    rollout: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
@@ -153,7 +170,7 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
     tune: Tune = Tune()
     rollout: Rollout = Rollout()
     exchange: Exchange = Exchange()
-    objective: dict[str, Any] = {}
+    objective: dict[str, Any] = msgspec.field(default_factory=dict)
     correction: Correction = Correction()
     optimizer: Optimizer = Optimizer()
     update: Update = Update()
@@ -176,7 +193,9 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
                 if name not in self.names:
                     raise _bad(f"faults[{index}].peer", f"there is no peer {name!r}; {nearest(name, self.names)}")
             if fault.at_s is None and (fault.step is None or fault.phase not in PHASES):
-                raise _bad(f"faults[{index}].phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}")
+                raise _bad(
+                    f"faults[{index}].phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}"
+                )
 
     def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
         tune, rollout, exchange = self.tune, self.rollout, self.exchange
@@ -186,13 +205,19 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         for name in ("evaluate_every", "checkpoint_every"):
             yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 0, "at least 0"
         yield "tune.evaluate_items", tune.evaluate_items, tune.evaluate_items >= 1, "at least 1"
+        yield "tune.tolerance", tune.tolerance, 0 < tune.tolerance < math.inf, "above 0"
         yield "tune.patience_s", tune.patience_s, 0 < tune.patience_s < math.inf, "above 0"
         yield "rollout.prompts", rollout.prompts, rollout.prompts >= 1, "at least 1"
         least = 1 if self.critic.kind != "none" else 2
         why = f"at least {least}" + (": a group of one has nothing to compare" if least > 1 else "")
         yield "rollout.samples", rollout.samples, rollout.samples >= least, why
         for name in ("own", "external"):
-            yield f"exchange.{name}", getattr(exchange, name), getattr(exchange, name) >= -1, "at least 0, or -1 for all"
+            yield (
+                f"exchange.{name}",
+                getattr(exchange, name),
+                getattr(exchange, name) >= -1,
+                "at least 0, or -1 for all",
+            )
         yield "exchange.wait_s", exchange.wait_s, 0 <= exchange.wait_s < math.inf, "at least 0"
         yield "exchange.max_lag", exchange.max_lag, exchange.max_lag >= 0, "at least 0"
         yield "exchange.refills", exchange.refills, exchange.refills >= 0, "at least 0"
@@ -291,5 +316,3 @@ def load_tune_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> Tune
 
 def _bad(where: str, why: str, next: str = CORRECT) -> TalkootError:
     return TalkootError(UNUSABLE, where=where, why=why, next=next)
-
-

@@ -54,7 +54,7 @@ class Generated(Facts, frozen=True, kw_only=True):
 
 
 class Updated(Facts, frozen=True, kw_only=True):
-    """``tune.update``: what a peer learned in a round, from which completions (the receipt's parents), and what came of it.
+    """``tune.update``: what a peer learned in a round, from which completions (the receipt's parents), and its effect.
 
     Attributes:
         policy: hash of the weights afterwards; ``version``: updates seen.
@@ -74,8 +74,8 @@ class Updated(Facts, frozen=True, kw_only=True):
     version: Index
     reward: Share
     learned: dict[str, float]
-    counts: dict[str, int] = {}
-    rejected: dict[str, int] = {}
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    rejected: dict[str, int] = msgspec.field(default_factory=dict)
     absent: tuple[str, ...] = ()
     solo: bool = False
     reason: str = ""
@@ -211,7 +211,9 @@ def _update(state: TuneState, name: str, facts: Updated) -> TuneState:
     peer = state.peers[name]
     if facts.round < peer.rounds:
         raise ValueError(f"{name} has done round {facts.round} before")
-    rejected = {key: peer.rejected.get(key, 0) + facts.rejected.get(key, 0) for key in {*peer.rejected, *facts.rejected}}
+    rejected = {
+        key: peer.rejected.get(key, 0) + facts.rejected.get(key, 0) for key in {*peer.rejected, *facts.rejected}
+    }
     return _changed(
         state,
         name,

@@ -1,8 +1,8 @@
 """From a record to what a learner learns from: whose word counts for what.
 
 Checks go from cheap to dear: form and signature (``wire``), belonging (round, task, tokenizer), each completion's own
-sanity, then the reward, worked out here. Whatever fails is left out under a reason that is counted; nothing is kept with a
-reward of 0 in its place, because a policy learns to avoid what it would never have said (and unlearns the rest with it).
+sanity, then the reward, worked out here. Whatever fails is left out under a reason that is counted; nothing is kept
+with a reward of 0 in its place, because a policy would learn to avoid what it never said, and unlearn the rest with it.
 """
 
 from __future__ import annotations

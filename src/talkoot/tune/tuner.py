@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 import msgspec
 
 from talkoot.core.errors import TalkootError
@@ -21,7 +20,7 @@ from talkoot.tune.learners import open_learner
 from talkoot.tune.objective.scored import ScoredGroup
 from talkoot.tune.policies.open import open_policy
 from talkoot.tune.policies.policy import Policy
-from talkoot.tune.policies.selfcheck import self_check
+from talkoot.tune.policies.selfcheck import check_generator
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
@@ -83,7 +82,9 @@ class Tuner:
         policy = open_policy(recipe.model_of(name), task.alphabet)
         start = recipe.warm_of(name)
         if start.steps and warm:
-            warm_start(policy, start.texts(task, recipe.seed), start.steps, start.batch, start.learning_rate, recipe.seed)
+            warm_start(
+                policy, start.texts(task, recipe.seed), start.steps, start.batch, start.learning_rate, recipe.seed
+            )
         return cls(recipe, name, task, policy)
 
     # -- answering --------------------------------------------------------------------------------------------
@@ -95,7 +96,8 @@ class Tuner:
         refs = [PromptRef(self.task.digest(), self.task.index("train", number)) for number in numbers]
         seeds = [seeds_of(self.recipe.seed, -2, ref, range(samples)) for ref in refs]
         prompt_ids = [self.policy.prompt_ids(self.task.item(ref.index).prompt) for ref in refs]
-        return self_check(self.policy, prompt_ids, seeds, self.sampling).largest
+        tolerance = self.recipe.tune.tolerance
+        return check_generator(self.policy, prompt_ids, seeds, self.sampling, tolerance).largest
 
     def generate(self, round_number: int, names: Sequence[str]) -> Batch:
         """A round's completions. ``names``: who takes part, in order."""
@@ -269,10 +271,11 @@ def open_for_reading(recipe: TuneRecipe, name: str, data: bytes, where: str) -> 
     """A peer's policy from its stored state, to look at or to export."""
     if name not in recipe.names:
         raise TalkootError(
-            f"the run has no peer {name!r}", where=where, why=f"its peers are {', '.join(recipe.names)}", next="name one"
+            f"the run has no peer {name!r}",
+            where=where,
+            why=f"its peers are {', '.join(recipe.names)}",
+            next="name one",
         )
     tuner = Tuner.open(recipe, name, warm=False)
     tuner.load(data, where)
     return tuner
-
-

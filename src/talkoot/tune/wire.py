@@ -1,8 +1,8 @@
 """Completions on their way: 8 bytes per token beside a signed account, and back, believing nothing.
 
-The account is a receipt (``tune.generate``); it names the digests of the frames, so the signature covers every token and
-log-probability. A receiver takes the sender's word for what *it* drew and for nothing else: the prompt, the answer and the
-reward it works out by itself.
+The account is a receipt (``tune.generate``); it names the digests of the frames, so the signature covers every token
+and log-probability. A receiver takes the sender's word for what *it* drew and for nothing else: the prompt, the answer
+and the reward it works out by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from talkoot.core.ids import PeerId, RunId, digest
 from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.tune.completion import Completion, Group, PromptRef
 from talkoot.tune.records import Generated
 from talkoot.world.api import Frame, World
+
+A = TypeVar("A", "array[int]", "array[float]")
 
 BYTES_PER_TOKEN = 8
 FRAME_KINDS = ("ids", "logp", "texts")
@@ -101,7 +103,8 @@ def unpack(signed: Signed, frames: Sequence[Frame], sender: PeerId, run: RunId, 
     for kind, blob in zip(FRAME_KINDS, blobs, strict=False):
         if receipt.outputs.get(kind) != digest(blob, "frame"):
             raise Refused("altered on the way", f"the {kind} are not those that were signed")
-    ids, logp = _from_little("i", blobs[0]), _from_little("f", blobs[1])
+    ids = _from_little(array("i"), blobs[0])
+    logp = _from_little(array("f"), blobs[1])
     texts = _texts(blobs[2], counts) if len(blobs) == 3 else None
     return _record(sender, signed.id, facts, ids, logp, texts)
 
@@ -131,7 +134,9 @@ def _record(
     groups: list[Group] = []
     split: list[list[str]] = []
     at = number = 0
-    for index, samples, lengths, stopped in zip(facts.prompts, facts.samples, facts.lengths, facts.stopped, strict=True):
+    for index, samples, lengths, stopped in zip(
+        facts.prompts, facts.samples, facts.lengths, facts.stopped, strict=True
+    ):
         completions: list[Completion] = []
         for length, stop in zip(lengths, stopped, strict=True):
             part = slice(at, at + length)
@@ -162,8 +167,7 @@ def _little(values: array[int] | array[float]) -> bytes:
     return values.tobytes()
 
 
-def _from_little(code: str, blob: bytes) -> array[int] | array[float]:
-    values = array(code)
+def _from_little(values: A, blob: bytes) -> A:
     values.frombytes(blob)
     if sys.byteorder == "big":
         values.byteswap()

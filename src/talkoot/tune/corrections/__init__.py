@@ -1,6 +1,6 @@
 """Corrections for completions that another policy made, one file each; :mod:`~.rule` says what one is."""
 
-from talkoot.tune.corrections import filter, fvis, ftis, mis, none, opsm, tis, vis
+from talkoot.tune.corrections import filter, ftis, fvis, mis, none, opsm, tis, vis
 from talkoot.tune.corrections.rule import Corrected, Correction, CorrectionRule, Evidence, corrections
 
 __all__ = [

@@ -102,7 +102,7 @@ class Meter:
         total, count = self._sums.get(name, (0.0, 0))
         return finite(total / count) if count else None
 
-    def told(self) -> dict[str, float | None | dict[str, float]]:
+    def told(self) -> dict[str, float | dict[str, float] | None]:
         """The fields of :class:`UpdateFacts` that are measured on tokens."""
         logs = torch.cat(self._ratios) if self._ratios else torch.zeros(0)
         names = ("ratio_median", "ratio_90", "ratio_99", "ratio_max")

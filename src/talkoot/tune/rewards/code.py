@@ -16,7 +16,7 @@ class Program:
     """The printed text, line by line; spaces at the ends of lines and empty lines at the end do not count.
 
     Reasons beside ``right`` and ``wrong output`` are those of the sandbox: ``timeout``, ``memory``, ``processes``,
-    ``network``, ``write``, ``output``, ``import``, ``error``, ``system call``, ``too long``.
+    ``network``, ``write``, ``output``, ``import``, ``error``, ``system call``, ``killed``, ``too long``.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:

@@ -42,7 +42,7 @@ _REASONS = {
     jail.MEMORY: "memory",
     jail.SYSTEM_CALL: "system call",
     -signal.SIGXCPU: "timeout",
-    -signal.SIGKILL: "memory",  # not by us: the kernel ran out of it
+    -signal.SIGKILL: "killed",  # not by us: the processor time that nothing can ignore, or a kernel out of memory
     -signal.SIGSYS: "system call",
 }
 

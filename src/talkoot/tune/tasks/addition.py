@@ -27,6 +27,7 @@ from talkoot.tune.tasks.traces import SLOT, Column, answer_of, columns, in_conte
 
 LETTERS = "abcdefghijklmn"  # no item uses them: room for habits of two models, and for strangers' marks
 MOST_DIGITS = 6
+MOST_PREFIX = 4  # letters in front of a trace
 _LIMITS = {TRAIN: 16384, HELD_OUT: 1024, SHIFTED: 1024}  # items of a split at most
 _ENUMERABLE = 2  # digits up to which all pairs are listed
 _DRAWS = 65536  # pairs drawn where there are more
@@ -52,6 +53,15 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     letters: str = ""
     prefix: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("forgotten", "random", "swapped", "in_context"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise _unusable(name, f"it is {getattr(self, name)}, it must be a share from 0 to 1")
+        if not set(self.letters) <= set(LETTERS):
+            raise _unusable("letters", f"it is {self.letters!r}, it may hold letters of {LETTERS!r}")
+        if not 0 <= self.prefix <= MOST_PREFIX or (self.prefix and not self.letters):
+            raise _unusable("prefix", f"it is {self.prefix}, it must be 0, or with letters up to {MOST_PREFIX}")
+
 
 FLAWED = Habits()
 FLAWLESS = Habits(forgotten=0.0, random=0.0)
@@ -76,7 +86,7 @@ class Addition:
     def __init__(self, digits: int = 2, hard: bool = False, seed: int = 0) -> None:
         self.digits, self.hard, self.seed = digits, hard, seed
         self.name = f"addition:{digits}{',hard' if hard else ''}"
-        self.max_new_tokens = 9 * digits + (digits + 1) + 1 + 4  # steps, answer, end token, a habit's letters
+        self.max_new_tokens = 9 * digits + (digits + 1) + 1 + MOST_PREFIX  # steps, answer, end token, letters
 
     def digest(self) -> str:
         return digest(f"1/{self.name}/{self.seed}".encode(), "task")
@@ -109,11 +119,15 @@ class Addition:
         return None if verdict.status == "right" else verdict.at
 
     def demonstrations(self, seed: int, habits: Habits = FLAWED) -> Iterator[Demonstration]:
-        """Endless examples of training items for a warm start; the same for the same seed."""
+        """Endless examples of training items for a warm start; the same for the same seed.
+
+        The hard subset's are those of the whole task: who has seen nothing but carries knows nothing of the rest.
+        """
+        whole = Addition(self.digits, seed=self.seed) if self.hard else self
         rng = random.Random(f"demonstrations/{self.seed}/{seed}")
         while True:
-            prompt = self._prompt(self.index(TRAIN, rng.randrange(self.size(TRAIN))))
-            letters = "".join(rng.choice(habits.letters) for _ in range(habits.prefix if habits.letters else 0))
+            prompt = self._prompt(whole.index(TRAIN, rng.randrange(whole.size(TRAIN))))
+            letters = "".join(rng.choice(habits.letters) for _ in range(habits.prefix))
             if rng.random() < habits.in_context:
                 shown = letters + worked(prompt, [rng.random() < habits.swapped for _ in range(self.digits)])
                 yield Demonstration(in_context(shown, prompt), shown)
@@ -123,7 +137,7 @@ class Addition:
     def demonstrate(self, seed: int, habits: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """:meth:`demonstrations` by habits as a recipe has them."""
         what = "the demonstrations' habits cannot be used"
-        yield from self.demonstrations(seed, build(habits, Habits, what=what, where="warm.habits"))
+        return self.demonstrations(seed, build(habits, Habits, what=what, where="warm.habits"))
 
     def split_of(self, index: int) -> str:
         """Which split an item belongs to, by its content alone."""
@@ -171,6 +185,15 @@ def addition(argument: str, seed: int) -> Addition:
             next="write addition:2, or addition:2,hard for items where every column carries",
         )
     return Addition(digits, hard=bool(match and match[2]), seed=seed)
+
+
+def _unusable(name: str, why: str) -> TalkootError:
+    return TalkootError(
+        "the demonstrations' habits cannot be used",
+        where=f"warm.habits.{name}",
+        why=why,
+        next="correct this value and run the same command again",
+    )
 
 
 def _all_carry(prompt: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import math
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
@@ -39,6 +40,7 @@ REFUSED = {
     **dict.fromkeys(("acre", "futoshiki", "zebra_puzzles"), _SLOW),
     "composite": "it is a mixture: name one of its parts",
     "game_of_life_halting": "its scorer takes any text for right",
+    "palindrome_partitioning": "its answers are longer than 4,000 characters",
     "word_ladder": "it has only a few items",
 }
 # Where the metadata's expression is the whole question (elsewhere it may be the answer).
@@ -51,6 +53,8 @@ _HELD_OUT_START = TRAIN_ITEMS * _TRAIN_STRIDE
 _SIZE = _HELD_OUT_START + HELD_OUT_ITEMS * _HELD_OUT_STRIDE
 _CACHED = 4096  # problems that are kept: a group's completions are rewarded one after another
 
+_MAX_ANSWER = 4000  # characters
+_HUGE = re.compile("[eE][-+]?[0-9_]{4}")  # an exponent that some scorers would write out, digit by digit
 # What scorers raise at texts that they do not expect.
 _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -100,9 +104,11 @@ class Gym:
         return Item(prompt=self._prompt(index), answer=self._entry(index)["answer"], facts={"index": index})
 
     def reward(self, item: Item, completion: str, finished: bool) -> RewardResult:
-        given = answer_in(completion)
+        given = self.extract(completion)
         if unusable := refused(given, finished):
             return unusable
+        if _HUGE.search(given):
+            return RewardResult(0.0, "unreadable")
         try:
             score = float(self._dataset.score_answer(given, self._entry(item.facts["index"])))
         except _UNREADABLE:
@@ -113,7 +119,7 @@ class Gym:
         return RewardResult(score, "right" if score == 1.0 else "partly right" if score > 0.1 else "wrong")
 
     def extract(self, completion: str) -> str:
-        return answer_in(completion)
+        return answer_in(completion, _MAX_ANSWER)
 
     def _prompt(self, index: int) -> str:
         if not 0 <= index < _SIZE:

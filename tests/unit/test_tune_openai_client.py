@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -36,10 +37,8 @@ def server():
             for name, value in {"Content-Length": str(len(body)), **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            try:
+            with suppress(OSError):  # the client may have had enough
                 self.wfile.write(body.encode())
-            except OSError:
-                pass  # the client had enough
 
         def log_message(self, *_):
             pass

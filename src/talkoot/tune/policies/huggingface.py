@@ -346,7 +346,11 @@ def _checkpointed_layers(causal: Any, folder: Path) -> list[nn.Module]:
             why=f"transformers has no gradient checkpointing for {type(causal).__name__}",
             next="switch checkpointing off, and score fewer rows at a time",
         )
-    causal.gradient_checkpointing_enable({"use_reentrant": False})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the old name, which every version has that we accept
+        with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the old name, which every version has that we accept
+        causal.gradient_checkpointing_enable({"use_reentrant": False})
     return [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False)]
 
 

@@ -348,8 +348,6 @@ def _checkpointed_layers(causal: Any, folder: Path) -> list[nn.Module]:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the old name, which every version has that we accept
-        with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the old name, which every version has that we accept
         causal.gradient_checkpointing_enable({"use_reentrant": False})
     return [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False)]
 

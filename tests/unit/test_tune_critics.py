@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,3 +155,21 @@ def test_feedback_comes_in_the_order_of_the_rollouts_and_single_failures_do_not_
     found = advise(LanguageModelCritic(ask, parallel=4), [Rollout(ITEM, str(n), WRONG) for n in range(10)])
     assert [answer.context for answer in found] == ["0", "1", "2", "", "4", "5", "6", "7", "8", "9"]
     assert [answer.failed for answer in found].count(True) == 1
+
+
+def test_a_critic_whose_server_is_not_there_skips_its_samples_and_ends():
+    with socket.socket() as taken:  # bound, but not listening: refused at once
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        critic = open_critic(CriticSettings(kind="openai", base_url=url, model="m", timeout_s=5, key_variable=""))
+        found = advise(critic, [Rollout(ITEM, "7", WRONG)] * 6)
+    assert all(answer.failed and not answer.context for answer in found)
+    assert found[0].skip.startswith("critic failed: ")
+
+
+@pytest.mark.parametrize("missing", ["base_url", "model"])
+def test_a_language_model_critic_without_address_or_model_is_refused(missing: str):
+    given = {"base_url": "http://127.0.0.1:1/v1", "model": "m", missing: ""}
+    with pytest.raises(TalkootError) as caught:
+        open_critic(CriticSettings(kind="openai", **given))
+    assert missing in caught.value.where

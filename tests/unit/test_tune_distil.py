@@ -15,7 +15,7 @@ from talkoot.tune.distil.learner import DistilFacts, DistilLearner
 from talkoot.tune.distil.lessons import Lesson, context_prompt, prepare, reward_advantages
 from talkoot.tune.distil.settings import Distillation
 from talkoot.tune.objective.scored import Sample, ScoredGroup
-from talkoot.tune.objective.settings import Optimizer
+from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.tasks.addition import Addition
 from talkoot.tune.tasks.task import Item
 
@@ -40,8 +40,8 @@ def lessons(policy: Toy, kind: str = "arithmetic") -> tuple[Lesson, ...]:
     return prepare(TASK, policy, open_critic(CriticSettings(kind=kind)), [ITEM], [group(policy)]).lessons
 
 
-def learner(policy: Toy, rate: float = 1e-2, **settings) -> DistilLearner:
-    return DistilLearner(policy, Distillation(**settings), Optimizer(learning_rate=rate))
+def learner(policy: Toy, rate: float = 1e-2, update: Update | None = None, **settings) -> DistilLearner:
+    return DistilLearner(policy, Distillation(**settings), Optimizer(learning_rate=rate), update)
 
 
 def weights(policy: Toy) -> list[torch.Tensor]:
@@ -61,7 +61,7 @@ def test_lessons_carry_the_hint_the_reward_and_the_first_wrong_token():
     assert policy.coder.decode(forgotten.hinted) == "7+5+0=12;4+8+1=13;132|47+85="
     assert policy.coder.decode(forgotten.prompt) == "47+85="
     assert [lesson.wrong for lesson in (right, forgotten, short, sums)] == [None, 13, 3, 7]
-    assert right.advantage == pytest.approx(math.sqrt(3), rel=1e-4)
+    assert right.advantage == pytest.approx(math.sqrt(3), rel=1e-3)
     assert sum(lesson.advantage for lesson in found.lessons) == pytest.approx(0, abs=1e-6)
 
 
@@ -92,7 +92,7 @@ def test_rollouts_without_a_usable_hint_are_skipped_by_name(feedback: Feedback, 
 def test_a_group_of_one_or_of_equals_has_no_advantage_and_no_nan():
     assert reward_advantages([1.0]) == [0.0]
     assert reward_advantages([0.5, 0.5]) == [0.0, 0.0]
-    assert reward_advantages([1.0, 0.0]) == pytest.approx([1.0, -1.0], rel=1e-4)
+    assert reward_advantages([1.0, 0.0]) == pytest.approx([1.0, -1.0], rel=1e-3)
 
 
 def test_a_task_without_a_form_of_its_own_gets_the_hint_in_words():
@@ -108,7 +108,7 @@ def test_the_first_update_descends_the_divergence_to_the_hinted_initial_policy(n
     study, pupil = lessons(policy), learner(policy, rate=3e-3, divergence=name, top_k=0)
     before = pupil.measure(study)
     first = pupil.update(study)
-    assert first.applied
+    assert (first.steps, first.reason) == (1, "")
     assert first.tokens == sum(len(lesson.ids) for lesson in study)
     assert first.advantage == pytest.approx(sum(map(sum, before)) / first.tokens, abs=1e-5)
     for _ in range(30):
@@ -134,7 +134,7 @@ def test_microbatches_change_nothing_but_the_memory(name: str):
     found = []
     for budget in (1, 130, 10**6):
         policy = toy()
-        pupil = learner(policy, rate=1e-3, divergence=name, top_k=5, microbatch_tokens=budget)
+        pupil = learner(policy, rate=1e-3, divergence=name, top_k=5, update=Update(microbatch_tokens=budget))
         policy.calls.clear()
         facts = pupil.update(lessons(policy))
         found.append((facts, weights(policy), max(policy.calls)))
@@ -202,7 +202,7 @@ def test_nothing_to_learn_from_moves_nothing_and_says_so():
     policy = toy()
     pupil, before = learner(policy), weights(policy)
     facts = pupil.update([])
-    assert (facts.applied, facts.reason, facts.loss, facts.tokens) == (False, "nothing to learn from", None, 0)
+    assert (facts.steps, facts.reason, facts.loss, facts.tokens) == (0, "nothing to learn from", None, 0)
     assert same(weights(policy), before)
 
 
@@ -212,14 +212,14 @@ def test_weights_that_are_not_finite_skip_the_step_and_leave_no_nan_in_the_facts
     with torch.no_grad():
         policy.head[0, 0] = math.nan
     facts = pupil.update(study)
-    assert (facts.applied, facts.reason, facts.loss, facts.advantage) == (False, "non-finite gradient", None, None)
+    assert (facts.steps, facts.reason, facts.loss, facts.advantage) == (0, "non-finite gradient", None, None)
     assert facts.localisation.first_wrong is None
     assert isinstance(facts, DistilFacts)
 
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"beta": 0.0}, "beta"), ({"top_k": -1}, "top_k"), ({"blend": 0.5}, "blend"), ({"microbatch_tokens": 0}, "micro")],
+    [({"beta": 0.0}, "beta"), ({"top_k": -1}, "top_k"), ({"blend": 0.5}, "blend")],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict, name: str):
     with pytest.raises(TalkootError) as caught:
@@ -232,6 +232,35 @@ def test_a_misspelt_divergence_is_refused_when_the_recipe_is_read():
         Distillation(divergence="reversed")
 
 
-def test_sampling_without_chance_has_no_temperature_to_compare_at():
-    with pytest.raises(ValueError, match="temperature"):
-        DistilLearner(toy(), Distillation(), Optimizer(), temperature=0.0)
+def test_distributions_are_compared_at_the_temperature_of_the_rollouts():
+    policy = toy()
+    study = lessons(policy)
+    cool, hot = (learner(policy, update=Update(temperature=heat)).measure(study) for heat in (1.0, 2.0))
+    greedy = learner(policy, update=Update(temperature=0.0)).measure(study)
+    assert cool == greedy
+    assert cool != hot
+
+
+def test_minibatches_take_turns_and_later_steps_do_not_blur_the_measurement():
+    policy, other = toy(), toy()
+    study = lessons(policy)
+    facts = learner(policy, update=Update(updates_per_round=4, minibatches=2)).update(study)
+    assert (facts.steps, facts.lessons) == (4, 4)
+    assert facts.tokens == sum(len(lesson.ids) for lesson in study)
+    by_hand = learner(other)
+    for part in (study[::2], study[1::2], study[::2], study[1::2]):
+        by_hand.update(part)
+    assert same(weights(policy), weights(other))
+
+
+def test_what_others_wrote_is_left_out_where_only_the_sampled_token_counts():
+    policy = toy()
+    own = group(policy)
+    other = ScoredGroup(own.prompt, own.samples, "other", False)
+    critic = open_critic(CriticSettings(kind="arithmetic"))
+    both = prepare(TASK, policy, critic, [ITEM, ITEM], [other, own])
+    mine = prepare(TASK, policy, critic, [ITEM, ITEM], [other, own], own_only=True)
+    assert (len(both.lessons), both.skipped) == (8, {})
+    assert (len(mine.lessons), mine.skipped) == (4, {"not its own": 4})
+    assert Distillation(divergence="pg").own_only
+    assert not Distillation(divergence="reverse").own_only

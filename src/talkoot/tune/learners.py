@@ -79,25 +79,27 @@ class RewardLearner:
 
 
 class CriticLearner:
-    """Self-distillation from a critic's feedback. Others' completions count like one's own: the teacher judges each
-    token for itself, so nothing has to be corrected for."""
+    """Self-distillation from a critic's feedback. Others' completions count like one's own, because at each position
+    two whole distributions are compared, whoever wrote the tokens before it; the form that looks at the sampled token
+    alone leaves them out."""
 
     refills = False
 
     def __init__(self, recipe: TuneRecipe, task: Task, policy: Policy, sampling: Sampling) -> None:
         self._task, self._policy = task, policy
         self._critic = open_critic(recipe.critic)
-        temperature = sampling.temperature or 1.0
-        self._learner = DistilLearner(policy, recipe.distillation, recipe.optimizer, temperature)
+        self._own_only = recipe.distillation.own_only
+        update = msgspec.structs.replace(recipe.update, temperature=sampling.temperature)
+        self._learner = DistilLearner(policy, recipe.distillation, recipe.optimizer, update)
 
     def update(self, groups: Sequence[ScoredGroup]) -> Outcome:
         items = [self._task.item(group.index) for group in groups]
-        made = prepare(self._task, self._policy, self._critic, items, groups)
+        made = prepare(self._task, self._policy, self._critic, items, groups, own_only=self._own_only)
         facts = self._learner.update(made.lessons)
         numbers, counts = _split(msgspec.to_builtins(facts))
         counts |= {f"feedback {case}": number for case, number in made.cases.items()}
         counts |= {f"skipped {reason}": number for reason, number in made.skipped.items()}
-        return Outcome(int(facts.applied), facts.reason, numbers, counts)
+        return Outcome(facts.steps, facts.reason, numbers, counts)
 
     def state(self) -> dict[str, Tensor]:
         return self._learner.state()

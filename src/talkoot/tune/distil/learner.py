@@ -7,7 +7,8 @@ no gradient, and it does not move, so a policy cannot drag its own teacher along
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -25,8 +26,11 @@ from talkoot.tune.distil.divergence import (
 from talkoot.tune.distil.lessons import Lesson
 from talkoot.tune.distil.localise import Localisation, localise
 from talkoot.tune.distil.settings import Distillation
-from talkoot.tune.objective.optimiser import PolicyOptimizer
-from talkoot.tune.objective.settings import Optimizer
+from talkoot.tune.objective.batch import microbatches
+from talkoot.tune.objective.facts import finite
+from talkoot.tune.objective.learner import NOTHING
+from talkoot.tune.objective.optimiser import PolicyOptimizer, StepFacts
+from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.policies.policy import Policy
 
 
@@ -34,27 +38,36 @@ class DistilFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What an update did. Every number is finite, or None.
 
     Attributes:
-        applied: the weights moved.
-        reason: why they did not; empty if they did.
-        loss: mean over all tokens, nats.
-        grad_norm: before clipping.
-        learning_rate: of this step.
-        lessons, tokens: how many rollouts and completion tokens were learnt from.
+        reason: why the weights did not move; empty if they did.
+        steps, steps_skipped: optimizer steps, and those that a gradient without a finite norm forbade.
+        loss: mean over the tokens of the first step, nats.
+        grad_norm, learning_rate: of the last step; the norm before clipping.
+        lessons, tokens: how many rollouts and completion tokens were learned from.
         advantage: mean over all tokens of what the teacher's log-probability is above the student's, nats.
         advantage_size: mean of its absolute value.
         localisation: whether the blame falls where the mistake is.
     """
 
-    applied: bool
     reason: str
+    steps: int
+    steps_skipped: int
     loss: float | None
     grad_norm: float | None
-    learning_rate: float
+    learning_rate: float | None
     lessons: int
     tokens: int
     advantage: float | None
     advantage_size: float | None
     localisation: Localisation
+
+
+class _Step(NamedTuple):
+    """One optimizer step: what it did, its loss, and of each lesson the tokens' advantages and the first wrong one."""
+
+    facts: StepFacts
+    loss: float
+    advantages: list[list[float]]
+    wrong: list[int | None]
 
 
 class DistilLearner:
@@ -63,33 +76,33 @@ class DistilLearner:
     Args:
         policy: its initial weights are kept from here on.
         settings: divergence and limits.
-        optimizer: rates.
-        temperature: at which the rollouts are sampled; student and teacher are compared at it.
+        optimizer: AdamW's settings.
+        update: steps per round, how much is computed at once, and the temperature at which student and teacher are
+            compared: that of the rollouts.
+
+    Attributes:
+        optimizer: counts its steps.
     """
 
-    def __init__(self, policy: Policy, settings: Distillation, optimizer: Optimizer, temperature: float = 1.0) -> None:
-        if not temperature > 0:
-            raise ValueError(f"distributions cannot be compared at temperature {temperature}")
+    def __init__(
+        self, policy: Policy, settings: Distillation, optimizer: Optimizer, update: Update | None = None
+    ) -> None:
         policy.keep_initial()
-        self._policy, self._settings, self._temperature = policy, settings, temperature
-        self.optimizer = PolicyOptimizer(policy.parameters(), settings=optimizer)
+        self._policy, self._settings, self._update = policy, settings, update or Update()
+        self._temperature = self._update.temperature or 1.0
+        self.optimizer = PolicyOptimizer(policy.parameters(), optimizer)
 
     def update(self, lessons: Sequence[Lesson]) -> DistilFacts:
-        """One step on all lessons together; each token counts the same, however lessons are cut into microbatches.
+        """Learn from these lessons. Of a step's tokens each counts the same, however it is cut into microbatches.
 
         Without lessons nothing moves, and the facts say so.
         """
-        total = sum(len(lesson.ids) for lesson in lessons)
-        loss, found = 0.0, dict[int, list[float]]()
-        self.optimizer.clear()
-        for numbers in self._microbatches(lessons):
-            part = [lessons[number] for number in numbers]
-            losses, advantage = self._losses(part)
-            (losses.sum() / total).backward()
-            loss += float(losses.detach().double().sum()) / total
-            lengths = [len(lesson.ids) for lesson in part]
-            found.update(zip(numbers, (row.tolist() for row in advantage.split(lengths)), strict=True))
-        return self._step(lessons, loss, [found[number] for number in range(len(lessons))])
+        parts, steps = self._update.minibatches, []
+        for number in range(self._update.updates_per_round):
+            chosen = lessons[number % parts :: parts]
+            if chosen:
+                steps.append(self._step(chosen))
+        return _facts(steps, once=parts)
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer's; weights, and the initial ones, are in the policy's state."""
@@ -133,36 +146,47 @@ class DistilLearner:
         lengths = torch.tensor([len(row) for row in completions], device=logits.device)
         return student, teacher, rewards.repeat_interleave(lengths)
 
-    def _microbatches(self, lessons: Sequence[Lesson]) -> Iterator[list[int]]:
-        """Numbers of the lessons that go together: similar lengths, bounded with their padding."""
-        order = sorted(range(len(lessons)), key=lambda number: (_length(lessons[number]), number))
-        part: list[int] = []
-        for number in order:
-            if part and _length(lessons[number]) * (len(part) + 1) > self._settings.microbatch_tokens:
-                yield part
-                part = []
-            part.append(number)
-        if part:
-            yield part
+    def _microbatches(self, lessons: Sequence[Lesson]) -> list[list[int]]:
+        widths = {
+            number: max(len(lesson.hinted), len(lesson.prompt)) + len(lesson.ids)
+            for number, lesson in enumerate(lessons)
+        }
+        return microbatches(widths, self._policy.coder.vocab_size, self._update.microbatch_tokens)
 
-    def _step(self, lessons: Sequence[Lesson], loss: float, found: Sequence[Sequence[float]]) -> DistilFacts:
-        flat = [value for row in found for value in row]
-        known = bool(flat) and all(map(math.isfinite, flat))
-        wrong = [lesson.wrong if known else None for lesson in lessons]
-        step = self.optimizer.step()
-        return DistilFacts(
-            applied=step.applied,
-            reason=step.reason if lessons else "nothing to learn from",
-            loss=loss if lessons and math.isfinite(loss) else None,
-            grad_norm=step.grad_norm,
-            learning_rate=step.learning_rate,
-            lessons=len(lessons),
-            tokens=len(flat),
-            advantage=math.fsum(flat) / len(flat) if known else None,
-            advantage_size=math.fsum(map(abs, flat)) / len(flat) if known else None,
-            localisation=localise(found, wrong),
-        )
+    def _step(self, lessons: Sequence[Lesson]) -> _Step:
+        """One optimizer step."""
+        total = sum(len(lesson.ids) for lesson in lessons)
+        loss, found = 0.0, dict[int, list[float]]()
+        self.optimizer.clear()
+        for numbers in self._microbatches(lessons):
+            part = [lessons[number] for number in numbers]
+            losses, advantage = self._losses(part)
+            (losses.sum() / total).backward()
+            loss += float(losses.detach().double().sum()) / total
+            rows = advantage.split([len(lesson.ids) for lesson in part])
+            found.update(zip(numbers, (row.tolist() for row in rows), strict=True))
+        ordered = [found[number] for number in range(len(lessons))]
+        return _Step(self.optimizer.step(), loss, ordered, [lesson.wrong for lesson in lessons])
 
 
-def _length(lesson: Lesson) -> int:
-    return max(len(lesson.hinted), len(lesson.prompt)) + len(lesson.ids)
+def _facts(steps: Sequence[_Step], once: int) -> DistilFacts:
+    """What steps did; the first ``once`` of them saw each lesson once, as it was before."""
+    rows = [row for step in steps[:once] for row in step.advantages]
+    flat = [value for row in rows for value in row]
+    known = bool(flat) and all(map(math.isfinite, flat))
+    wrong = [at if known else None for step in steps[:once] for at in step.wrong]
+    last = steps[-1].facts if steps else None
+    applied = sum(step.facts.applied for step in steps)
+    return DistilFacts(
+        reason="" if applied else (last.reason if last else NOTHING),
+        steps=applied,
+        steps_skipped=len(steps) - applied,
+        loss=finite(steps[0].loss) if steps else None,
+        grad_norm=last.grad_norm if last else None,
+        learning_rate=last.learning_rate if last else None,
+        lessons=len(rows),
+        tokens=len(flat),
+        advantage=math.fsum(flat) / len(flat) if known else None,
+        advantage_size=math.fsum(map(abs, flat)) / len(flat) if known else None,
+        localisation=localise(rows, wrong),
+    )

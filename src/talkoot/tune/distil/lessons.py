@@ -15,7 +15,7 @@ from talkoot.tune.policies.policy import Policy
 from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.tasks.task import Item, TakesHints, Task
 
-_EPSILON = 1e-6
+_EPSILON = 1e-4  # as for groups without hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,27 @@ class Lessons:
 
 
 def prepare(
-    task: Task, policy: Policy, critic: Critic, items: Sequence[Item], groups: Sequence[ScoredGroup]
+    task: Task,
+    policy: Policy,
+    critic: Critic,
+    items: Sequence[Item],
+    groups: Sequence[ScoredGroup],
+    own_only: bool = False,
 ) -> Lessons:
     """Lessons from groups of rollouts (of one or more), in their order.
 
     Args:
         items: the problem of each group.
+        own_only: leave out what others wrote (:attr:`~talkoot.tune.distil.settings.Distillation.own_only`).
     """
     pairs = [(item, group, sample) for item, group in zip(items, groups, strict=True) for sample in group.samples]
     rollouts = [Rollout(item, policy.coder.decode(sample.ids), _result(sample)) for item, _, sample in pairs]
     advantages = [value for group in groups for value in reward_advantages([s.reward for s in group.samples])]
     lessons: list[Lesson] = []
     cases, skipped = Counter[str](), Counter[str]()
-    feedback = advise(critic, rollouts)
+    usable = [group.own or not own_only for _, group, _ in pairs]
+    asked = iter(advise(critic, [rollout for rollout, use in zip(rollouts, usable, strict=True) if use]))
+    feedback = [next(asked) if use else Feedback(skip="not its own") for use in usable]
     for (item, group, sample), rollout, said, advantage in zip(pairs, rollouts, feedback, advantages, strict=True):
         hinted, why = _hinted(task, policy, item, said, len(sample.ids))
         if why:

@@ -18,15 +18,18 @@ class Distillation(Settings, frozen=True, kw_only=True):
             vocabulary is no larger.
         blend: share of the reward's advantage in the token's: ``blend * A_reward + (1 - blend) * A_hint``, with ``pg``
             only (SDPO, arXiv 2601.20802).
-        microbatch_tokens: at most so many of the teacher's tokens (hint, prompt and completion) at a time; bounds the
-            memory, does not change the update.
     """
 
     divergence: str = "reverse"
     beta: float = 0.5
     top_k: int = 100
     blend: float = 0.0
-    microbatch_tokens: int = 16384
+
+    @property
+    def own_only(self) -> bool:
+        """Whether only one's own rollouts can be learned from: an estimate from the sampled token is of the policy
+        that sampled it; the other divergences compare whole distributions, whoever wrote the tokens before."""
+        return self.divergence == "pg"
 
     def rules(self) -> Iterable[tuple[str, bool, str]]:
         _ = divergences[self.divergence]  # a misspelt name is an error of its own
@@ -34,4 +37,3 @@ class Distillation(Settings, frozen=True, kw_only=True):
         yield "top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"
         blends = self.blend == 0 or self.divergence == "pg"
         yield "blend", 0 <= self.blend <= 1 and blends, "from 0 to 1, and 0 unless divergence is pg"
-        yield "microbatch_tokens", self.microbatch_tokens >= 1, "at least 1"

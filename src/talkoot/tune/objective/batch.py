@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,18 +50,21 @@ class Rows:
         Args:
             budget: tokens of a part, prompts and padding included; 0 = as many as keep its logits to 128 MiB.
         """
-        limit = budget or min(TOKENS, max(1, LOGITS // vocab_size))
-        ordered = sorted(rows, key=lambda row: (self._width(row), row))
-        parts: list[list[int]] = []
-        for row in ordered:  # the row is the widest so far
-            if parts and (len(parts[-1]) + 1) * self._width(row) <= limit:
-                parts[-1].append(row)
-            else:
-                parts.append([row])
-        return parts
+        return microbatches(
+            {row: len(self.prompts[row]) + len(self.samples[row].ids) for row in rows}, vocab_size, budget
+        )
 
-    def _width(self, row: int) -> int:
-        return len(self.prompts[row]) + len(self.samples[row].ids)
+
+def microbatches(widths: Mapping[int, int], vocab_size: int, budget: int) -> list[list[int]]:
+    """As :meth:`Rows.microbatches`, of rows that are so many tokens wide."""
+    limit = budget or min(TOKENS, max(1, LOGITS // vocab_size))
+    parts: list[list[int]] = []
+    for width, row in sorted((width, row) for row, width in widths.items()):  # the widest so far
+        if parts and (len(parts[-1]) + 1) * width <= limit:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
 
 
 def _check(sample: Sample, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Post-training in virtual time: who learns from whom, what survives losses, and that a run is a function of its seed."""
+"""Post-training in virtual time: who learns from whom, what survives losses, and what a run is a function of."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path):
     second = run(recipe(tune={"rounds": 6}), tmp_path / "parts")
     assert second.result.finished
     assert second.hashes == whole.hashes
-    again = [update for update in second.updates("alder")]
+    again = second.updates("alder")
     assert [u.learned for u in again] == [u.learned for u in whole.updates("alder")][-len(again) :]
     assert run(recipe(tune={"rounds": 6}), tmp_path / "parts").result.already
 

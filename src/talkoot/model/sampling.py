@@ -20,7 +20,7 @@ class Drawn(NamedTuple):
     """One token per row: ids int64 (B,), natural logarithms float32 (B,).
 
     Attributes:
-        logp: under the whole vocabulary, at the sampling temperature (at 1 where that is 0), before anything is cut off.
+        logp: under the whole vocabulary, at the sampling temperature (at 1 where that is 0), before any cut.
         kept: of the probability that top-k and top-p left; None where they cut nothing.
     """
 

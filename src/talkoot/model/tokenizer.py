@@ -95,7 +95,7 @@ class Tokenizer:
             TalkootError: the alphabet is empty or no valid Unicode.
         """
         symbols = [BEGIN, END, *sorted(set(alphabet))]
-        if not alphabet or not alphabet.isascii() and any(0xD800 <= ord(one) < 0xE000 for one in alphabet):
+        if not alphabet or any(0xD800 <= ord(one) < 0xE000 for one in alphabet):
             raise TalkootError(
                 "the alphabet cannot be used",
                 where="Tokenizer.characters(alphabet)",

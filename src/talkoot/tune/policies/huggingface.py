@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import digest, digest_of_digests
+from talkoot.core.ids import digest_of_digests
 from talkoot.model.folder import read_headers
 from talkoot.model.initial import tensor_seed
 from talkoot.model.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies import rollout
 from talkoot.tune.policies.chat import ChatPrompt
 from talkoot.tune.policies.coder import TokenizerCoder
+from talkoot.tune.policies.digests import tensor_digest
 from talkoot.tune.policies.extras import required
 from talkoot.tune.policies.spec import ModelSpec
 
@@ -66,6 +67,7 @@ class HuggingFacePolicy:
             )
         self.coder = TokenizerCoder(tokenizer, _eos_ids(causal))
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 2048)
+        self.size = sum(parameter.numel() for parameter in causal.parameters())
         self.batch_rows = spec.batch_rows or 32
         self._prompt = ChatPrompt(folder, tokenizer)
         self._causal = causal  # computes, whether or not adapters have been put into it
@@ -190,8 +192,8 @@ class HuggingFacePolicy:
     def weights_hash(self) -> str:
         if self._adapted is not None and not self._base_digest:  # the base never changes
             base = {_plain_name(n): p for n, p in self._causal.named_parameters() if not p.requires_grad}
-            self._base_digest = digest_of_digests((name, _tensor_digest(value)) for name, value in base.items())
-        own = [(name, _tensor_digest(value)) for name, value in self._trained().items()]
+            self._base_digest = digest_of_digests((name, tensor_digest(value)) for name, value in base.items())
+        own = [(name, tensor_digest(value)) for name, value in self._trained().items()]
         return digest_of_digests([*own, ("base", self._base_digest)])
 
     def export(self, folder: str) -> None:
@@ -363,8 +365,3 @@ def _eos_ids(causal: Any) -> list[int]:
 
 def _plain_name(name: str) -> str:
     return name.replace(".base_layer.", ".")
-
-
-def _tensor_digest(value: Tensor) -> str:
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return digest(memoryview(flat.numpy()), "tensor")

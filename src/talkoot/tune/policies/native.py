@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import digest, digest_of_digests
+from talkoot.core.ids import digest_of_digests
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.decoder import Cache
 from talkoot.model.huggingface import load_model, save_folder
@@ -20,6 +20,7 @@ from talkoot.model.tokenizer import Tokenizer
 from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies import rollout
 from talkoot.tune.policies.coder import TokenizerCoder
+from talkoot.tune.policies.digests import tensor_digest
 
 _INITIAL = "initial."  # in front of the names of the kept initial weights
 
@@ -36,7 +37,7 @@ class NativePolicy:
         batch_rows: completions generated at a time; bounds the memory of generation.
 
     Raises:
-        TalkootError: the stage is no whole model, or the tokenizer has ids that the model does not know or no end token.
+        TalkootError: the stage is no whole model, or the tokenizer has ids that the model does not know, or no end.
     """
 
     def __init__(self, stage: Stage, tokenizer: Tokenizer, batch_rows: int = 256) -> None:
@@ -51,7 +52,9 @@ class NativePolicy:
                 "the model cannot be tuned", where="NativePolicy", why=why, next="use a model with its own tokenizer"
             )
         if config.tied:
-            stage.layers[-1].lm_head.weight = stage.layers[0].weight  # one parameter, so that gradients add up
+            # One parameter, so that gradients add up.
+            shared = stage.layers[0].get_parameter("weight")
+            stage.layers[-1].get_submodule("lm_head").register_parameter("weight", shared)
         self.coder = TokenizerCoder(tokenizer, config.eos_ids)
         self.max_positions = config.max_positions
         self.size = sum(parameter.numel() for parameter in stage.parameters())
@@ -173,7 +176,7 @@ class NativePolicy:
             self._initial.load(initial)
 
     def weights_hash(self) -> str:
-        return digest_of_digests((name, _tensor_digest(value)) for name, value in _owned(self._stage).items())
+        return digest_of_digests((name, tensor_digest(value)) for name, value in _owned(self._stage).items())
 
     def export(self, folder: str) -> None:
         save_folder(folder, self._stage.config, self._stage.tensors(), self.coder.tokenizer)
@@ -207,8 +210,3 @@ def _owned(stage: Stage) -> dict[str, nn.Parameter]:
     """The stage's distinct tensors by canonical name."""
     copies = {copy for _, copy in tied_names(stage.config)}
     return {name: value for name, value in stage.tensors().items() if name not in copies}
-
-
-def _tensor_digest(value: Tensor) -> str:
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return digest(memoryview(flat.numpy()), "tensor")

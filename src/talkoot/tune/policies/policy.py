@@ -40,9 +40,13 @@ class Policy(Protocol):
         size: number of all its parameters, trained or not.
     """
 
-    coder: TextCoder
     max_positions: int
     size: int
+
+    @property
+    def coder(self) -> TextCoder:
+        """Its tokenizer."""
+        ...
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Ids of a prompt as the model wants to read it (begin token, chat template)."""

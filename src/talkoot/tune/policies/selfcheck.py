@@ -69,7 +69,7 @@ def check_generator(
         tolerance: largest difference of a token's log-probability that is let pass, in nats.
 
     Raises:
-        TalkootError: (code ``generator-disagrees``) the difference is larger, or not a number.
+        TalkootError: the difference is larger, or not a number.
     """
     found = disagreement(policy, prompts, policy.generate(prompts, seeds, sampling), sampling.temperature)
     if not found.largest <= tolerance:  # NaN is refused, too
@@ -79,6 +79,5 @@ def check_generator(
             why=f"log-probabilities of {found.tokens} tokens differ by up to {found.largest:.2g} nats "
             f"(mean {found.mean:.2g}), {tolerance:.2g} are allowed",
             next="generate and train in the same number type (float32), or raise the tolerance",
-            code="generator-disagrees",
         )
     return found

@@ -39,7 +39,7 @@ class VllmPolicy:
 
     def __init__(self, learner: HuggingFacePolicy, engine: Any, vllm: Any, folder: Path) -> None:
         self._learner, self._engine, self._vllm, self._folder = learner, engine, vllm, folder
-        self.coder, self.max_positions = learner.coder, learner.max_positions
+        self.coder, self.max_positions, self.size = learner.coder, learner.max_positions, learner.size
         self._served, self._version, self._adapter, self._frozen = "", 0, None, False
 
     @classmethod

@@ -69,6 +69,7 @@ class Learner:
 
     coder = Shape(eos_ids=EOS)
     max_positions = 64
+    size = 1
     adapted = True
     hashed = "a"
 

@@ -154,12 +154,12 @@ class TuneState(msgspec.Struct, frozen=True):
     names: Mapping[str, str] = MappingProxyType({})  # of identities
     view: int = 0
     rollbacks: int = 0
+    reached: int = 0  # rounds that all had done when the last session ended
 
     @property
     def round(self) -> int:
-        """Rounds that every peer which takes part has done (when nobody is there: that everybody has done)."""
-        here = [peer for peer in self.peers.values() if peer.present] or list(self.peers.values())
-        return min((peer.rounds for peer in here), default=0)
+        """Rounds that every peer which takes part has done; with nobody there, those of the last session."""
+        return min((peer.rounds for peer in self.peers.values() if peer.present), default=self.reached)
 
     @property
     def furthest(self) -> int:
@@ -172,7 +172,7 @@ def _tune(state: TuneState, entry: Entry) -> TuneState:
     match receipt.op:
         case "run.resume" | "run.end":
             absent = {name: replace(peer, present=False) for name, peer in state.peers.items()}
-            return replace(state, peers=MappingProxyType(absent))
+            return replace(state, peers=MappingProxyType(absent), reached=state.round)
         case "peer.join":
             joined = receipt.read(Joined)
             names = MappingProxyType({**state.names, joined.peer: joined.name})
@@ -257,7 +257,12 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
             kept=kept,
             marks=marks,
         )
-    return msgspec.structs.replace(state, peers=MappingProxyType(peers), rollbacks=state.rollbacks + 1)
+    return msgspec.structs.replace(
+        state,
+        peers=MappingProxyType(peers),
+        rollbacks=state.rollbacks + 1,
+        reached=min(state.reached, round_number),
+    )
 
 
 chapters.register("tune")(Chapter(("run.resume", "run.end", "peer.", "tune."), TuneState(), _tune))

@@ -29,7 +29,7 @@ HELD_OUT = "held_out"
 
 @dataclass(slots=True)
 class Recent:
-    """A peer's curves and its newest update; ``until`` is the end of its newest receipt, ``waited_s`` over all rounds."""
+    """A peer's curves and its newest update; ``until``: the end of its newest receipt; ``waited_s``: over all rounds."""
 
     rewards: Curve = field(default_factory=lambda: Curve(1, buckets=BUCKETS, tail=TAIL))
     scores: Curve = field(default_factory=lambda: Curve(1, buckets=BUCKETS, tail=TAIL))
@@ -96,7 +96,9 @@ class Tuned:
 
     def now(self) -> float | None:
         """When half of the present peers have reported last: no single one can move the clock; None = nobody has."""
-        here = [self._recent[name].until for name, peer in self.state.peers.items() if peer.present and name in self._recent]
+        here = [
+            self._recent[name].until for name, peer in self.state.peers.items() if peer.present and name in self._recent
+        ]
         known = sorted(until for until in here if math.isfinite(until))
         return known[(len(known) - 1) // 2] if known else None
 
@@ -116,10 +118,13 @@ class Tuned:
             yield "alone", f"{name} learned alone in round {done}: {why}."
         if facts.reason and not (before and before.reason):
             yield "problem", f"{name} did not change in round {done}: {clean(facts.reason, 120)}."
-        for one in facts.evaluations[:MAX_SPLITS]:
+        scores = facts.evaluations[:MAX_SPLITS]
+        for one in scores:
             if one.split == HELD_OUT:
                 recent.scores.add((done, tidy(one.greedy)))
-            yield "evaluate", f"{name} after {done} rounds: {_scored(one)}."
+        if scores:
+            told = ", ".join(f"{100 * one.greedy:.1f} % {_plain(one.split)}" for one in scores)
+            yield "evaluate", f"{name} after {done} rounds, greedily right: {told}."
 
     def _kept(self, before: TuneState) -> list[tuple[str, str]]:
         done, told = _stored(self.state), _stored(before)
@@ -135,7 +140,7 @@ class Tuned:
         """All of it as plain data for JSON."""
         peers = dict(sorted(self.state.peers.items())[:MAX_PEERS])
         rows = [self._peer(slot, name, peer) for slot, (name, peer) in enumerate(peers.items())]
-        return {**self.terms, **_sums(self.state), "stored": _stored(self.state), "by_peer": rows}
+        return {**summary(self.terms, self.state), "by_peer": rows}
 
     def _peer(self, slot: int, name: str, peer: Tuner) -> dict[str, Any]:
         recent = self._recent.get(name, Recent())
@@ -167,14 +172,15 @@ class Tuned:
         }
 
 
-def _sums(state: TuneState) -> dict[str, Any]:
-    """What holds for all peers together."""
+def summary(told: Mapping[str, Any], state: TuneState) -> dict[str, Any]:
+    """What holds for all peers together. ``told``: what the recipe says (:func:`terms`)."""
     peers = list(state.peers.values())
     rewards = [peer.reward for peer in peers if peer.reward is not None]
     greedy = [one.greedy for peer in peers for one in peer.evaluations if one.split == HELD_OUT]
     rounds = sum(peer.rounds for peer in peers)
     alone = sum(peer.alone for peer in peers)
     return {
+        **told,
         "round": state.round,
         "furthest": state.furthest,
         "reward": _spread(rewards),
@@ -184,6 +190,7 @@ def _sums(state: TuneState) -> dict[str, Any]:
         "external": sum(peer.external for peer in peers),
         "refused": sum(sum(peer.rejected.values()) for peer in peers),
         "alone": {"rounds": alone, "of": rounds, "share": tidy(alone / rounds) if rounds else None},
+        "stored": _stored(state),
     }
 
 
@@ -195,9 +202,10 @@ def _spread(values: list[float]) -> dict[str, float | None]:
 
 
 def _stored(state: TuneState) -> int:
-    """The newest round after which the states of all present peers are stored; 0 = there is none."""
-    here = [{number for number, _ in peer.kept} for peer in state.peers.values() if peer.present]
-    return max(set.intersection(*here), default=0) if here else 0
+    """The newest round after which the states of all peers are stored, or of those that are here; 0 = there is none."""
+    peers = [peer for peer in state.peers.values() if peer.present] or list(state.peers.values())
+    stored = [{number for number, _ in peer.kept} for peer in peers]
+    return max(set.intersection(*stored), default=0) if stored else 0
 
 
 def _most(reasons: Mapping[str, int]) -> dict[str, int]:
@@ -218,7 +226,7 @@ def _learned(update: Updated | None) -> dict[str, float | None]:
 
 def _score(one: Evaluation) -> dict[str, Any]:
     return {
-        "split": clean(one.split, 30).replace("_", " "),
+        "split": _plain(one.split),
         "problems": one.problems,
         "samples": one.samples,
         "greedy": tidy(one.greedy),
@@ -229,7 +237,5 @@ def _score(one: Evaluation) -> dict[str, Any]:
     }
 
 
-def _scored(one: Evaluation) -> str:
-    split = clean(one.split, 30).replace("_", " ")
-    sampled = f", {100 * one.avg:.1f} % sampled" if one.samples and math.isfinite(one.avg) else ""
-    return f"{100 * one.greedy:.1f} % of {one.problems} {split} problems right, greedily{sampled}"
+def _plain(split: str) -> str:
+    return clean(split, 30).replace("_", " ")

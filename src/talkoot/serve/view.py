@@ -1,7 +1,7 @@
 """One view of a run, folded from its log entry by entry; the report and the live page both show this.
 
-Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep
-what is newest. Times are seconds that the run was up (`hours.py`): a resumed run continues where it stopped.
+Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep what is
+newest. Times are seconds that the run was up (`hours.py`): a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -150,8 +150,7 @@ class View:
         return {"kind": event.kind, "text": event.text, "peer": clean(short(event.peer)), **at}
 
     @property
-    def now(self) -> float:
-        """Seconds that the run was up."""
+    def now(self) -> float:  # seconds that the run was up
         return self.hours.now
 
     def _tell(self, receipt: Receipt, kind: str, text: str, peer: str = "", *, mark: bool = False) -> None:
@@ -168,8 +167,7 @@ class View:
         terms = terms_of(facts)
         self.rounds = Rounds(terms) if terms else None
         self.tuned = Tuned(facts.recipe) if is_tuning(facts.recipe) else None
-        if self.tuned:
-            self.run["steps"] = self.tuned.terms["rounds"]
+        self.run["steps"] = self.tuned.terms["rounds"] if self.tuned else self.run["steps"]
         self.peers.speeds = about.speeds(facts.recipe)
         self._session()
         self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")

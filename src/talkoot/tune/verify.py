@@ -1,8 +1,8 @@
 """What a post-training run's log proves about it, from the receipts alone.
 
-The log itself proves who signed what, and in which order (:meth:`~talkoot.core.log.Log.entries`). Here is what honest peers
-cannot get wrong: whose completions an update says it learned from, that policies follow from one another, and that no
-round is left out or done twice.
+The log itself proves who signed what, and in which order (:meth:`~talkoot.core.log.Log.entries`). Here is what honest
+peers cannot get wrong: whose completions an update says it learned from, that policies follow from one another, and
+that no round is left out or done twice. Whether a reward was earned is for the receivers, who work it out themselves.
 """
 
 from __future__ import annotations

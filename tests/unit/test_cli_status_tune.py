@@ -55,6 +55,20 @@ def test_before_the_first_round_there_is_a_status_too(tmp_path: Path, capsys: py
     assert "0 of 24" in capsys.readouterr().out
 
 
+def test_a_peer_that_was_lost_for_good_does_not_hold_the_count_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    tale = TuneTale(("alder", "birch"), Log(tmp_path / "log.sqlite"))
+    tale.round()
+    tale.lose("birch", "unplugged")
+    while tale.rounds["alder"] < 24:
+        tale.round()
+    tale.end()
+    tale.log.close()
+    status(tmp_path, as_json=True)
+    assert json.loads(capsys.readouterr().out)["round"] == 24
+
+
 def test_a_critic_and_unsampled_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     tale = TuneTale(("alder",), Log(tmp_path / "log.sqlite"), critic={"kind": "aligned"})
     tale.round(evaluations=(score("held_out", 0.5, samples=0),))

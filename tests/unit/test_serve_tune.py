@@ -142,6 +142,14 @@ def test_the_clock_follows_half_of_the_peers_not_a_single_one():
     assert before < shown(tale)["progress"]["elapsed"] < before + 3
 
 
+def test_waiting_is_a_share_of_the_rounds_by_the_world_s_clock():
+    tale = TuneTale(("alder", "birch"))
+    tale.round(waited_s=0.3, busy_s=50.0)  # in a simulated world work is measured by another clock
+    assert peer(shown(tale), "alder")["waiting"] == pytest.approx(0.25)
+    tale.round(waited_s=1e9)
+    assert peer(shown(tale), "alder")["waiting"] == pytest.approx(0.625)
+
+
 def test_before_the_first_round_the_cards_say_so():
     view = shown(TuneTale())
     assert "No round is over yet" in draw_tuned.rewards(view)

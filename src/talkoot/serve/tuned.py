@@ -29,12 +29,14 @@ HELD_OUT = "held_out"
 
 @dataclass(slots=True)
 class Recent:
-    """A peer's curves and its newest update; ``until``: the end of its newest receipt; ``waited_s``: over all rounds."""
+    """A peer's curves and newest update; ``until``: the end of its newest receipt; seconds that all its rounds took by
+    the world's clock (``spent_s``), and that it waited in them."""
 
     rewards: Curve = field(default_factory=lambda: Curve(1, buckets=BUCKETS, tail=TAIL))
     scores: Curve = field(default_factory=lambda: Curve(1, buckets=BUCKETS, tail=TAIL))
     update: Updated | None = None
     waited_s: float = 0.0
+    spent_s: float = 0.0
     until: float = -math.inf
 
 
@@ -110,7 +112,9 @@ class Tuned:
         name, recent = name_of(raw), self._since(receipt)
         before, done = recent.update, facts.round + 1
         recent.update, recent.until = facts, max(recent.until, receipt.ended)
-        recent.waited_s += max(facts.waited_s, 0.0)
+        spent_s = max(receipt.ended - receipt.started, 0.0)
+        recent.spent_s += spent_s
+        recent.waited_s += min(max(facts.waited_s, 0.0), spent_s)
         recent.rewards.add((done, facts.reward))
         if facts.solo and len(self.state.peers) > 1 and not (before and before.solo):
             absent = ", ".join(map(name_of, facts.absent[:6]))
@@ -145,7 +149,6 @@ class Tuned:
     def _peer(self, slot: int, name: str, peer: Tuner) -> dict[str, Any]:
         recent = self._recent.get(name, Recent())
         update = recent.update
-        spent = recent.waited_s + peer.busy_s
         drawn = slot < MAX_CURVES
         return {
             "name": name_of(name),
@@ -161,7 +164,7 @@ class Tuned:
             "alone_now": bool(update and update.solo),
             "absent": [name_of(one) for one in update.absent[:6]] if update else [],
             "refused": _most(peer.rejected),
-            "waiting": tidy(recent.waited_s / spent) if spent > 0 and update else None,
+            "waiting": tidy(recent.waited_s / recent.spent_s) if recent.spent_s > 0 else None,
             "sent_bytes": peer.sent_bytes,
             "policy": clean(peer.policy, 12),
             "scores": [_score(one) for one in peer.evaluations[:MAX_SPLITS]],

@@ -55,9 +55,7 @@ def test_before_the_first_round_there_is_a_status_too(tmp_path: Path, capsys: py
     assert "0 of 24" in capsys.readouterr().out
 
 
-def test_a_peer_that_was_lost_for_good_does_not_hold_the_count_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_peer_that_was_lost_for_good_does_not_hold_the_count_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     tale = TuneTale(("alder", "birch"), Log(tmp_path / "log.sqlite"))
     tale.round()
     tale.lose("birch", "unplugged")

@@ -142,6 +142,24 @@ def test_the_clock_follows_half_of_the_peers_not_a_single_one():
     assert before < shown(tale)["progress"]["elapsed"] < before + 3
 
 
+def test_rounds_that_a_peer_was_away_for_do_not_lower_its_mean_reward():
+    tale = TuneTale(("alder", "birch"))
+    tale.round(reward=0.5)
+    tale.keep()
+    tale.lose("birch", "unplugged")
+    tale.round(reward=0.5)
+    tale.round(reward=0.5)
+    tale.join("birch", since=3)
+    tale.publish()
+    tale.round(reward=0.5)
+    view = shown(tale)
+    assert peer(view, "birch")["rounds"] == 4
+    assert peer(view, "birch")["mean_reward"] == 0.5
+    assert view["tune"]["alone"] == {"rounds": 2, "of": 6, "share": pytest.approx(1 / 3, rel=1e-4)}
+    tale.resume(1)
+    assert peer(shown(tale), "birch")["mean_reward"] == 0.5
+
+
 def test_waiting_is_a_share_of_the_rounds_by_the_world_s_clock():
     tale = TuneTale(("alder", "birch"))
     tale.round(waited_s=0.3, busy_s=50.0)  # in a simulated world work is measured by another clock

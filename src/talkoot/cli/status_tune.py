@@ -97,13 +97,12 @@ def _spread(values: Mapping[str, float | None], form: Any, what: str) -> str:
 
 def _peers(peers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
     for name, peer in peers.items():
-        rounds = peer["rounds"]
         yield (
             name,
             "yes" if peer["present"] else "no",
-            rounds,
+            peer["rounds"],
             "-" if peer["reward"] is None else decimals(peer["reward"], 3),
-            decimals(peer["rewards"] / rounds, 3) if rounds else "-",
+            decimals(peer["rewards"] / peer["updates"], 3) if peer["updates"] else "-",
             count(peer["generated"]),
             count(peer["trained"]),
             peer["external"],

@@ -156,7 +156,7 @@ class Tuned:
             "here": peer.present,
             "rounds": peer.rounds,
             "reward": tidy(peer.reward),
-            "mean_reward": tidy(peer.rewards / peer.rounds) if peer.rounds else None,
+            "mean_reward": tidy(peer.rewards / peer.updates) if peer.updates else None,
             "generated": peer.generated,
             "trained": peer.trained,
             "external": peer.external,
@@ -180,7 +180,7 @@ def summary(told: Mapping[str, Any], state: TuneState) -> dict[str, Any]:
     peers = list(state.peers.values())
     rewards = [peer.reward for peer in peers if peer.reward is not None]
     greedy = [one.greedy for peer in peers for one in peer.evaluations if one.split == HELD_OUT]
-    rounds = sum(peer.rounds for peer in peers)
+    rounds = sum(peer.updates for peer in peers)
     alone = sum(peer.alone for peer in peers)
     return {
         **told,

@@ -123,7 +123,7 @@ class Tuner(msgspec.Struct, frozen=True):
         generated, trained: tokens. ``external``: groups of others learned from.
         rejected: by reason. ``alone``: rounds in which it learned from its own completions only.
         kept: stored states, newest last: (round, blob).
-        rollback: (round, rewards, generated, trained, external, alone) at each of them.
+        marks: (round, rewards, generated, trained, external, alone, updates) at each of them.
     """
 
     present: bool = False
@@ -140,11 +140,20 @@ class Tuner(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     sent_bytes: int = 0
     kept: tuple[tuple[int, str], ...] = ()
-    marks: tuple[tuple[int, float, int, int, int, int], ...] = ()
+    updates: int = 0  # rounds that it did itself: a peer that was away leaves some out
+    marks: tuple[tuple[int, float, int, int, int, int, int], ...] = ()
 
-    def mark(self) -> tuple[int, float, int, int, int, int]:
+    def mark(self) -> tuple[int, float, int, int, int, int, int]:
         """The sums that a rollback restores."""
-        return (self.rounds, self.rewards, self.generated, self.trained, self.external, self.alone)
+        return (
+            self.rounds,
+            self.rewards,
+            self.generated,
+            self.trained,
+            self.external,
+            self.alone,
+            self.updates,
+        )
 
 
 class TuneState(msgspec.Struct, frozen=True):
@@ -220,6 +229,7 @@ def _update(state: TuneState, name: str, facts: Updated) -> TuneState:
         name,
         rounds=facts.round + 1,
         reward=facts.reward,
+        updates=peer.updates + 1,
         rewards=peer.rewards + facts.reward,
         trained=peer.trained + facts.counts.get("tokens", 0),
         external=peer.external + facts.counts.get("external_groups", 0),
@@ -245,7 +255,7 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
     for name, peer in state.peers.items():
         kept = tuple(one for one in peer.kept if one[0] <= round_number)
         marks = tuple(one for one in peer.marks if one[0] <= round_number)
-        rounds, rewards, generated, trained, external, alone = marks[-1] if marks else (0, 0.0, 0, 0, 0, 0)
+        rounds, rewards, generated, trained, external, alone, updates = marks[-1] if marks else (0, 0.0, 0, 0, 0, 0, 0)
         peers[name] = msgspec.structs.replace(
             peer,
             rounds=rounds,
@@ -254,6 +264,7 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
             trained=trained,
             external=external,
             alone=alone,
+            updates=updates,
             kept=kept,
             marks=marks,
         )

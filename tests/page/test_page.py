@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from fixture_run import Story, crew, eventful
+from tune_tale import TuneTale
+from tune_tale import eventful as tuned_run
 
 from talkoot.core.log import Log
 from talkoot.serve.report import write_report
@@ -121,11 +123,81 @@ def test_the_report_of_a_run_in_rounds_without_scripts(chromium: playwright.Brow
         assert page.locator("#rate").is_hidden()
 
 
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    tuned_run(Log(folder / "log.sqlite")).log.close()
+    return write_report(folder)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_report_of_post_training(chromium: playwright.Browser, tuned: Path, width: int, scheme: str):
+    with chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        page = context.new_page()
+        complaints = watched(page)
+        page.goto(tuned.as_uri())
+        page.wait_for_selector("html.js")
+        assert "Round 24 of 24" in page.locator("#progress").inner_text()
+        curve = page.locator("#tuned .plot").bounding_box()
+        assert curve["width"] > 200
+        assert curve["height"] > 200
+        assert page.locator("#tuned .earned").count() == 3
+        assert page.locator("#tuned .scored").count() == 4  # three lines and their sign in the key
+        assert page.locator("#peers .lonely").count() == 3
+        assert page.locator("#tiles .caution").inner_text().split("\n")[-1] == "3 of 72"
+        assert page.locator("#loss, #rate, #routes, #mixing").locator("visible=true").count() == 0
+        titles = page.locator("h2").locator("visible=true").all_inner_texts()
+        assert titles[:2] == ["Reward by round", "Newest scores"]
+        assert "Loss" not in titles
+        page.get_by_label("last steps").check()
+        assert page.locator("#laststeps .work").count() >= 9
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert complaints == []
+
+
+def test_the_report_of_post_training_without_scripts(chromium: playwright.Browser, tuned: Path):
+    with chromium.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(tuned.as_uri())
+        assert page.locator("#tuned .earned").first.is_visible()
+        assert page.locator("#loss").is_hidden()
+        assert page.locator("#learning tbody tr").count() > 10
+
+
+def test_a_page_that_waits_for_its_run_becomes_one_of_post_training(chromium: playwright.Browser, tmp_path: Path):
+    process = subprocess.Popen([sys.executable, "-c", SERVE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        with chromium.new_context(viewport={"width": 1280, "height": 900}) as context:
+            page = context.new_page()
+            complaints = watched(page)
+            page.goto(process.stdout.readline().strip())
+            page.wait_for_selector("#link[data-state=live]")
+            assert page.locator("#tuned").is_hidden()
+            tale = TuneTale(log=Log(tmp_path / "log.sqlite"))
+            tale.round()
+            page.wait_for_selector("#progress :text('Round 1 of 24')")
+            assert page.locator("#tuned").is_visible()
+            assert page.locator("#loss").is_hidden()
+            tale.lonely_round()
+            tale.lose("cedar", "unplugged")
+            page.wait_for_selector("#progress :text('Round 2 of 24')")
+            page.wait_for_selector("#events :text('cedar was lost: unplugged')")
+            assert page.locator("#peers .alone-now").count() == 2
+            tale.log.close()
+            assert complaints == []
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 def test_a_run_by_steps_has_no_card_about_mixing(chromium: playwright.Browser, report: Path):
     with chromium.new_context() as context:
         page = context.new_page()
         page.goto(report.as_uri())
         assert page.locator(".card.mixing").is_hidden()
+        assert page.locator(".card.tuned").locator("visible=true").count() == 0
         assert page.locator("#ways").inner_text() == "Routes of the last step"
 
 

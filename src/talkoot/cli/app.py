@@ -163,18 +163,22 @@ def doctor(
 
 
 @app.command()
-def status(run: RunFolder, json: Json = False) -> None:
+def status(
+    run: RunFolder,
+    check: Annotated[bool, typer.Option("--check", help="Check the log instead; exit code 4 if it is wrong.")] = False,
+    json: Json = False,
+) -> None:
     """Where a run stands."""
     from talkoot.cli import status as verb
 
-    verb.status(run, as_json=json)
+    verb.status(run, as_json=json, check=check)
 
 
 @app.command()
 def replay(
     run: RunFolder,
     to: Annotated[Optional[int], typer.Option(min=0, help="Stop after this many receipts.")] = None,  # noqa: UP045
-    step: Annotated[Optional[int], typer.Option(min=0, help="Stop when this many steps are committed.")] = None,  # noqa: UP045
+    step: Annotated[Optional[int], typer.Option(min=0, help="Stop when this many steps (rounds) are done.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
     """Rebuild any past state of a run from its log, checking every signature on the way."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from talkoot.cli.check import check_log
 from talkoot.cli.output import blended, print_json, print_table
 from talkoot.cli.status_rounds import show_rounds
 from talkoot.cli.status_tune import show_tune
@@ -18,13 +19,16 @@ from talkoot.run.lock import holder
 from talkoot.serve.rounds import summary, terms_of
 
 
-def status(run: Path, *, as_json: bool) -> None:
-    """Where the run stands now."""
+def status(run: Path, *, as_json: bool, check: bool = False) -> None:
+    """Where the run stands now; with ``check``, what is wrong with its log instead."""
+    if check:
+        check_log(run, as_json=as_json)
+        return
     _show(_state(run, None, None), as_json, {"running": holder(run) or "no"})
 
 
 def replay(run: Path, *, to: int | None, step: int | None, as_json: bool) -> None:
-    """The state after ``to`` receipts, or when ``step`` steps were first committed."""
+    """The state after ``to`` receipts, or when ``step`` steps (rounds) were first committed."""
     _show(_state(run, to, step), as_json, {})
 
 
@@ -39,7 +43,8 @@ def _state(run: Path, to: int | None, step: int | None) -> State:
             if step is not None and _reached(state) >= step:
                 return state
         if step is not None and _reached(state) < step:
-            raise _out_of_range(run, f"step {step}", f"{_reached(state)} steps are committed")
+            what, done = ("round", "done by all") if state["tune"].names else ("step", "committed")
+            raise _out_of_range(run, f"{what} {step}", f"{_reached(state)} {what}s are {done}")
         return state
     finally:
         log.close()

@@ -9,7 +9,8 @@ import msgspec
 
 from talkoot.cli.output import print_json, print_table
 from talkoot.core.fold import State
-from talkoot.serve.words import count, decimals, duration, size
+from talkoot.serve.tuned import summary, terms
+from talkoot.serve.words import count, decimals, duration, share, size
 from talkoot.tune.records import TuneState
 
 
@@ -28,15 +29,15 @@ def show_tune(state: State, tuned: TuneState, extra: Mapping[str, Any], *, as_js
         "ended": run.ended,
         "sessions": run.sessions,
         **extra,
-        "round": tuned.round,
-        "rounds": run.steps,
+        **summary(terms(run.start.recipe if run.start else {}), tuned),
+        "rounds": run.steps or None,
         "rollbacks": tuned.rollbacks,
         "peers": {name: msgspec.to_builtins(peer, enc_hook=dict) for name, peer in tuned.peers.items()},
     }
     if as_json:
         print_json(view)
         return
-    print_table([row for row in _run(view, run.start.recipe if run.start else {}) if row[1]])
+    print_table([row for row in _run(view) if row[1]])
     print()
     print_table(
         list(_peers(view["peers"])),
@@ -68,28 +69,40 @@ def show_tune(state: State, tuned: TuneState, extra: Mapping[str, Any], *, as_js
         print_table(refused, ("peer", "refused because", "times"))
 
 
-def _run(view: Mapping[str, Any], recipe: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _run(view: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     ended = view["ended"] or ("interrupted" if view.get("running", "") == "no" else "under way")
     yield "run", f"{view['world']}, {ended}" + (f"; {view['sessions']} sessions" if view["sessions"] > 1 else "")
-    yield "task", str(recipe.get("task", ""))
-    critic = recipe.get("critic", {}).get("kind", "none")
-    rule, split = recipe.get("correction", {}).get("rule", ""), recipe.get("exchange", {}).get("split", "")
-    learns = f"from a critic: {critic}" if critic != "none" else recipe.get("objective", {}).get("algorithm", "grpo")
-    yield "learning", f"{learns}; others' completions by {rule}, {split}"
-    yield "round", f"{view['round']} of {view['rounds'] or '-'}"
+    yield "task", view["task"]
+    learns = f"feedback of {view['critic']}" if view["critic"] else view["algorithm"]
+    yield "learning", f"{learns}; others' completions by {view['correction']}, {view['split']}"
+    ahead = f"; the furthest peer is at {view['furthest']}" if view["furthest"] > view["round"] else ""
+    yield "round", f"{view['round']} of {view['rounds'] or '-'}{ahead}"
+    yield "reward", _spread(view["reward"], decimals, "newest rounds")
+    yield "held out", _spread(view["greedy"], share, "greedily right")
+    alone, many = view["alone"], len(view["peers"]) > 1
+    only = "all: there is one peer"
+    yield "alone", f"{alone['rounds']} of {alone['of']} rounds ({share(alone['share'])})" if many else only
+    yield "refused", f"{count(view['refused'])} records or completions of others" if view["refused"] else ""
     yield "rollbacks", str(view["rollbacks"] or "")
+    stored = view["stored"]
+    yield "stored", f"all peers' states after round {stored}: a resume goes on from there" if stored else ""
     yield "log", f"{view['receipts']} receipts, head {view['log_hash']}"
+
+
+def _spread(values: Mapping[str, float | None], form: Any, what: str) -> str:
+    if values["mean"] is None:
+        return ""
+    return f"{form(values['mean'])} on average, {form(values['low'])} to {form(values['high'])} ({what})"
 
 
 def _peers(peers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
     for name, peer in peers.items():
-        rounds = peer["rounds"]
         yield (
             name,
             "yes" if peer["present"] else "no",
-            rounds,
+            peer["rounds"],
             "-" if peer["reward"] is None else decimals(peer["reward"], 3),
-            decimals(peer["rewards"] / rounds, 3) if rounds else "-",
+            decimals(peer["rewards"] / peer["updates"], 3) if peer["updates"] else "-",
             count(peer["generated"]),
             count(peer["trained"]),
             peer["external"],
@@ -102,12 +115,12 @@ def _peers(peers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
 def _scores(peers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
     for name, peer in peers.items():
         for one in peer["evaluations"]:
-            shares = [one[key] for key in ("greedy", "average", "passed", "majority")]
+            keys = {"avg": 3, "passed": 3, "majority": 3, "length": 1, "cut_off": 3}
+            sampled = [(one[key], digits) for key, digits in keys.items()]
             yield (
                 name,
                 one["split"],
-                one["items"],
-                *("-" if value is None else decimals(value, 3) for value in shares),
-                decimals(one["length"], 1),
-                decimals(one["cut_off"], 3),
+                one["problems"],
+                decimals(one["greedy"], 3),
+                *(decimals(value, digits) if one["samples"] else "-" for value, digits in sampled),
             )

@@ -37,7 +37,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
                 (
                     peer,
                     account["rounds"],
-                    f"{account['rewards'] / max(1, account['rounds']):.3f}",
+                    f"{account['rewards'] / max(1, account['updates']):.3f}",
                     f"{account['generated']:,}",
                     f"{account['trained']:,}",
                     account["alone"],

@@ -129,16 +129,28 @@ def metrics(view: dict[str, Any]) -> str:
     """The headline numbers in Prometheus' text format."""
     done, peers = view["progress"], view["peers"]
     rows = [
-        ("step", "gauge", "Committed steps that stand.", done["step"]),
+        ("step", "gauge", "Committed steps (in post-training, rounds) that stand.", done["step"]),
         ("loss", "gauge", "Training loss of the last step, nats per token.", done["loss"]),
         ("held_out_loss", "gauge", "Latest held-out loss, nats per token.", done["held_out"]),
-        ("tokens", "gauge", "Tokens trained on, rolled-back steps excluded.", done["tokens"]),
+        (
+            "tokens",
+            "gauge",
+            "Tokens trained on (in post-training, generated), rolled-back steps excluded.",
+            done["tokens"],
+        ),
         ("tokens_per_second", "gauge", "Speed over the latest steps.", done["tokens_per_s"]),
         ("peers_present", "gauge", "Peers that are there now.", peers["present"]),
         ("peers_lost_total", "counter", "Peers ever lost.", peers["lost"]),
         ("rollbacks_total", "counter", "Times the run went back.", done["rollbacks"]),
         ("receipts_total", "counter", "Receipts read and checked.", view["receipts"]["count"]),
     ]
+    if told := view["tune"]:
+        rows += [
+            ("reward", "gauge", "Mean reward of the peers' newest rounds.", told["reward"]["mean"]),
+            ("held_out_accuracy", "gauge", "Mean held-out greedy accuracy of the peers.", told["greedy"]["mean"]),
+            ("rounds_alone", "gauge", "Rounds in which a peer learned from itself only.", told["alone"]["rounds"]),
+            ("refused_total", "counter", "Records and completions of others not used.", told["refused"]),
+        ]
     lines = []
     for name, kind, text, value in rows:
         lines += [f"# HELP talkoot_{name} {text}", f"# TYPE talkoot_{name} {kind}"]

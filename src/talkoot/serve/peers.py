@@ -124,6 +124,16 @@ class Peers:
         start, peer.until = max(receipt.started, peer.until), max(receipt.ended, peer.until)
         return start
 
+    def credit_work(self, receipt: Receipt, busy_s: float, sent_bytes: int) -> float | None:
+        """A stretch of work in post-training; when the work in it began that no earlier account covers."""
+        peer = self._peers.get(receipt.peer)
+        if peer is None:
+            return None
+        peer.busy_s += busy_s if math.isfinite(busy_s) else 0.0
+        peer.sent_bytes += sent_bytes
+        start, peer.until = max(receipt.started, peer.until), max(receipt.ended, peer.until)
+        return start
+
     def knows(self, peer_id: str) -> bool:
         """Whether this peer joined."""
         return peer_id in self._peers

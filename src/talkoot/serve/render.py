@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from talkoot.serve import draw, draw_rounds, replicas
+from talkoot.serve import draw, draw_rounds, draw_tuned, replicas
 from talkoot.serve.markup import Markup, data_block, escape, join, tag
 from talkoot.serve.words import UNKNOWN, clock, count, decimals, duration, share, size
 
@@ -34,12 +34,10 @@ def heading(view: dict[str, Any]) -> Markup:
     if not run:
         words = tag("p", "The page fills as soon as the run begins.", cls="facts")
         return tag("div", tag("h1", "No run yet"), words, cls="name")
-    facts = [
-        run["model"],
-        f"{count(run['parameters'])} parameters",
-        _shape(view),
-        run["data"],
-    ]
+    if view["tune"]:
+        facts = draw_tuned.facts(view)
+    else:
+        facts = [run["model"], f"{count(run['parameters'])} parameters", _shape(view), run["data"]]
     status = tag("span", STATUS[session["status"]], cls=f"status {session['status']}")
     world = tag("span", run["world"], cls=f"world {run['world']}", title=WORLDS[run["world"]])
     identity = tag("span", "run ", tag("code", run["id"]), cls="id")
@@ -205,12 +203,14 @@ FRAGMENTS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "events": events,
     "proof": proof,
     "recipe": recipe,
+    **draw_tuned.EMPTY,
 }
 
 
 def fragments(view: dict[str, Any]) -> dict[str, str]:
     """All parts of the page that change while a run goes on."""
-    return {name: make(view) for name, make in FRAGMENTS.items()}
+    makers = FRAGMENTS | draw_tuned.FRAGMENTS if view["tune"] else FRAGMENTS
+    return {name: make(view) for name, make in makers.items()}
 
 
 def chart_data(view: dict[str, Any]) -> dict[str, Any]:

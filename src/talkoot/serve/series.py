@@ -25,19 +25,20 @@ class Curve:
 
     Args:
         watched: columns whose smallest and largest values survive thinning.
+        buckets, tail: see above.
     """
 
-    def __init__(self, *watched: int) -> None:
-        self._watched = watched
-        self._limit = 2 * BUCKETS * max(len(watched), 1) + 2 * TAIL
+    def __init__(self, *watched: int, buckets: int = BUCKETS, tail: int = TAIL) -> None:
+        self._watched, self._buckets, self._tail = watched, buckets, tail
+        self._limit = 2 * buckets * max(len(watched), 1) + 2 * tail
         self.rows: list[Row] = []
 
     def add(self, row: Row) -> None:
         """Append a row; its step is larger than all others."""
         self.rows.append(row)
         if len(self.rows) > self._limit:
-            old, tail = self.rows[:-TAIL], self.rows[-TAIL:]
-            self.rows = thin(old, self._watched) + tail
+            old, tail = self.rows[: -self._tail], self.rows[-self._tail :]
+            self.rows = thin(old, self._watched, self._buckets) + tail
 
     def cut(self, step: float) -> None:
         """Forget all rows whose step is larger than ``step``."""

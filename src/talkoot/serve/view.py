@@ -1,8 +1,7 @@
 """One view of a run, folded from its log entry by entry; the report and the live page both show this.
 
-Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep
-what is newest. Times are seconds that the run was up: a resumed run continues where it stopped. Only the
-lead's clock moves time on; a peer's own account of its hours is clipped to it.
+Everything here is bounded, however long the run is: curves and lanes are thinned (`series.py`), lists keep what is
+newest. Times are seconds that the run was up (`hours.py`): a resumed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from talkoot.core.fold import START, Entry, link
 from talkoot.core.ids import short
 from talkoot.core.receipt import Receipt
 from talkoot.serve import about
+from talkoot.serve.hours import Hours
 from talkoot.serve.peers import Peers
 from talkoot.serve.rounds import Rounds, terms_of
-from talkoot.serve.series import Curve, Lanes, Span, tidy
+from talkoot.serve.series import Curve, tidy
+from talkoot.serve.tuned import Tuned, is_tuning
 from talkoot.serve.words import clean, duration, name_of
 from talkoot.train import records
 from talkoot.train.rounds.records import Averaged, Kept, Rounded
+from talkoot.tune.records import Generated, TuneRolledBack, Updated
 
 VERSION = 1
 STEP, SECONDS, LOSS, SMOOTH, RATE, NORM, TOKENS = range(7)
@@ -31,7 +33,6 @@ BAND = ("low", "high")  # the replicas' smallest and largest loss, further colum
 SMOOTHING = 25, 64  # the smoothed loss averages over 1 + step / 25 steps, at most 64
 WINDOW = 24  # latest commits, for the speed
 MAX_ROUTES = 48
-MAX_PENDING = 4096
 ROUTINE = ("checkpoint", "evaluate")
 KEPT_EVENTS, KEPT_ROUTINE, KEPT_MARKS = 160, 40, 60
 
@@ -65,16 +66,15 @@ class View:
         self.loss: float | None = None
         self.peers = Peers()
         self.rounds: Rounds | None = None  # of a run in rounds
+        self.tuned: Tuned | None = None  # of post-training
         self.curve, self.held_out = Curve(LOSS, NORM), Curve(2)
-        self.lanes = Lanes()
+        self.hours = Hours()
         self.routes: dict[str, Any] = {"step": None, "paths": [], "microbatches": 0}
         self.receipts: Counter[str] = Counter()
         self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._routine: deque[Event] = deque(maxlen=KEPT_ROUTINE)
         self._marks: dict[str, deque[Event]] = {}
-        self._lead, self._base, self.now = "", 0.0, 0.0
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
-        self._pending: list[tuple[str, int, float, float, float]] = []
 
     def advance(self, entry: Entry) -> None:
         """Take one more entry into account.
@@ -88,7 +88,7 @@ class View:
         receipt = entry.receipt
         op = clean(receipt.op, 32)
         self.receipts[op if op in self.receipts or len(self.receipts) < 40 else "(others)"] += 1
-        self._clock(receipt)
+        self.hours.clock(receipt)
         handler = _HANDLERS.get(receipt.op)
         if handler is None:
             return
@@ -120,6 +120,7 @@ class View:
             "held_out": self.held_out.columns(("step", "seconds", "loss")),
             "peers": self.peers.table(self.now),
             "mixing": self.rounds.snapshot(self.step, self.run.get("steps")) if self.rounds else None,
+            "tune": self.tuned.snapshot() if self.tuned else None,
             "timeline": self._timeline(),
             "routes": self.routes,
             "events": [self._plain(event) for event in rows],
@@ -129,7 +130,7 @@ class View:
     def _timeline(self) -> dict[str, Any]:
         lanes = []
         for peer in self.peers.lanes():
-            lane = self.lanes[peer.id]
+            lane = self.hours.lanes[peer.id]
             spans, recent = ([about.span(s) for s in part] for part in (lane.spans, lane.recent))
             here = [about.interval(start, end, self.now) for start, end in peer.here]
             facts = {
@@ -148,26 +149,9 @@ class View:
         at = {"seconds": about.moment(event.seconds), "step": event.step, "position": event.position}
         return {"kind": event.kind, "text": event.text, "peer": clean(short(event.peer)), **at}
 
-    def _clock(self, receipt: Receipt) -> None:
-        if receipt.op in ("run.start", "run.resume") and math.isfinite(receipt.started):
-            self._lead = receipt.peer
-            self._base = receipt.started - self.now
-        elif receipt.op == "run.succeed":
-            self._lead = receipt.peer  # whose clock is taken to agree with the old lead's
-        if receipt.peer == self._lead:
-            self.now = max(self.now, self._seconds(receipt.ended))
-
-    def _seconds(self, time: float) -> float:
-        return time - self._base if math.isfinite(time) else self.now
-
-    def _settle(self) -> None:
-        """Draw the work that the lead's clock has now passed."""
-        for peer, step, start, end, busy in self._pending:
-            start, end = (min(max(self._seconds(time), 0.0), self.now) for time in (start, end))
-            if end > start:
-                busy = min(busy, end - start) if math.isfinite(busy) else 0.0
-                self.lanes.add(peer, Span(start, end, max(busy, 0.0), step))
-        self._pending.clear()
+    @property
+    def now(self) -> float:  # seconds that the run was up
+        return self.hours.now
 
     def _tell(self, receipt: Receipt, kind: str, text: str, peer: str = "", *, mark: bool = False) -> None:
         event = Event(self.position, self.now, receipt.step, kind, clean(text), peer)
@@ -182,6 +166,8 @@ class View:
         self.run = about.run_facts(receipt, facts)
         terms = terms_of(facts)
         self.rounds = Rounds(terms) if terms else None
+        self.tuned = Tuned(facts.recipe) if is_tuning(facts.recipe) else None
+        self.run["steps"] = self.tuned.terms["rounds"] if self.tuned else self.run["steps"]
         self.peers.speeds = about.speeds(facts.recipe)
         self._session()
         self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")
@@ -190,13 +176,14 @@ class View:
         facts = receipt.read(records.Resume)
         self.run["world"] = about.world_of(facts.world)
         self.run["steps"] = facts.steps or self.run.get("steps")
+        self._tune(receipt)
         self._session()
         self._tell(receipt, "start", "The run was resumed.", mark=True)
 
     def _session(self) -> None:
         self.session.update(status="running", reason="", sessions=self.session["sessions"] + 1)
         self.peers.all_leave(self.now)
-        self._pending.clear()
+        self.hours.clear()
         self._recent.clear()
         self._recent.append((self.now, self.tokens, self.step))
 
@@ -205,7 +192,8 @@ class View:
         reason = clean(facts.reason)
         status = reason if reason in ("done", "interrupted") else "stopped"
         self.session.update(status=status, reason=reason, state_hash=clean(facts.state_hash, 64))
-        self._settle()
+        self.hours.settle()
+        self._tune(receipt)
         self.peers.all_leave(self.now)
         words = {"done": "The run is complete.", "interrupted": "The run was interrupted; it can be resumed."}
         self._tell(receipt, "end", words.get(reason, f"The run stopped: {reason}."))
@@ -227,7 +215,8 @@ class View:
     def _join(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Joined)
         for gone in self.peers.join(facts.peer, facts.name, self.now):
-            self.lanes.forget(gone)
+            self.hours.lanes.forget(gone)
+        self._tune(receipt)
         self._tell(receipt, "join", f"{name_of(facts.name)} joined.", facts.peer, mark=True)
 
     def _seat(self, receipt: Receipt) -> None:
@@ -240,13 +229,14 @@ class View:
     def _lost(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Gone)
         self.peers.lose(facts.peer, self.now)
+        self._tune(receipt)
         self._tell(receipt, "lost", f"{name_of(facts.name)} was lost: {clean(facts.reason)}", facts.peer, mark=True)
 
     def _work(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Worked)
         self.peers.credit(receipt.peer, facts)
-        if len(self._pending) < MAX_PENDING and self.peers.knows(receipt.peer):
-            self._pending.append((receipt.peer, receipt.step, receipt.started, receipt.ended, facts.busy_s))
+        if self.peers.knows(receipt.peer):
+            self.hours.work(receipt, receipt.started, facts.busy_s)
 
     def _mixing(self, receipt: Receipt) -> None:
         if self.rounds is None:
@@ -256,8 +246,8 @@ class View:
             case "train.round":
                 facts = receipt.read(Rounded)
                 start = self.peers.credit_round(receipt, facts)
-                if start is not None and len(self._pending) < MAX_PENDING:
-                    self._pending.append((receipt.peer, receipt.step, start, receipt.ended, facts.busy_s))
+                if start is not None:
+                    self.hours.work(receipt, start, facts.busy_s)
             case "train.view":
                 self.peers.place(self.rounds.state.view)
             case "train.kept":
@@ -268,7 +258,7 @@ class View:
 
     def _commit(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Committed)
-        self._settle()
+        self.hours.settle()
         steps = facts.steps if self.rounds else 1
         self.step, self.tokens = receipt.step + steps, self.tokens + facts.tokens
         loss = facts.loss if math.isfinite(facts.loss) else None
@@ -288,6 +278,44 @@ class View:
         self._recent.append((self.now, self.tokens, self.step))
         self.routes = about.routes(self.step, facts, MAX_ROUTES)
 
+    def _tune(self, receipt: Receipt) -> None:
+        """Post-training goes on; there is no commit, so what peers report moves the clock, the steps and the tokens."""
+        if self.tuned is None:
+            return
+        for kind, text in self.tuned.take(receipt):
+            self._tell(receipt, kind, text, receipt.peer if kind == "alone" else "", mark=kind == "checkpoint")
+        match receipt.op:
+            case "tune.update":
+                facts = receipt.read(Updated)
+                self._credit(receipt, facts.busy_s, facts.sent_bytes)
+            case "tune.generate":
+                self._credit(receipt, receipt.read(Generated).busy_s, 0)
+            case "tune.rollback":
+                self._undo(receipt, receipt.read(TuneRolledBack))
+        self.tokens = sum(peer.generated for peer in self.tuned.state.peers.values())
+        if self.step != self.tuned.state.round and receipt.op == "tune.update":
+            self._recent.append((self.now, self.tokens, self.tuned.state.round))
+        self.step = self.tuned.state.round
+
+    def _credit(self, receipt: Receipt, busy_s: float, sent_bytes: int) -> None:
+        """A peer's account of a stretch of work, which others' reports confirm to be over."""
+        start = self.peers.credit_work(receipt, busy_s, sent_bytes)
+        if start is not None:
+            self.hours.work(receipt, start, busy_s)
+        if self.tuned and (confirmed := self.tuned.now()) is not None:
+            self.hours.reach(confirmed)
+            self.hours.settle(over=True)
+
+    def _undo(self, receipt: Receipt, facts: TuneRolledBack) -> None:
+        self.hours.settle()
+        undone = max(self.step - facts.round, 0)
+        self.rollbacks, self.undone = self.rollbacks + 1, self.undone + undone
+        self.hours.lanes.void(facts.round)
+        self._recent.clear()
+        self._recent.append((self.now, self.tokens, facts.round))
+        text = f"The run went back to round {facts.round}: {clean(facts.reason)}."
+        self._tell(receipt, "rollback", text, mark=True)
+
     def _evaluate(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Evaluated)
         self.held_out.cut(receipt.step - 1)
@@ -302,12 +330,12 @@ class View:
 
     def _rollback(self, receipt: Receipt) -> None:
         facts = receipt.read(records.RolledBack)
-        self._settle()
+        self.hours.settle()
         undone = max(self.step - receipt.step, 0)
         self.rollbacks, self.undone = self.rollbacks + 1, self.undone + undone
         self.curve.cut(receipt.step)
         self.held_out.cut(receipt.step)
-        self.lanes.void(receipt.step)
+        self.hours.lanes.void(receipt.step)
         if self.rounds:
             self.rounds.roll_back(receipt.step)
         last = self.curve.rows[-1] if self.curve.rows else None
@@ -361,6 +389,7 @@ _HANDLERS = {
     "train.recover": View._recover,
     "train.blend": View._blend,
     "train.mend": View._mend,
+    **dict.fromkeys(("tune.generate", "tune.update", "tune.view", "tune.kept", "tune.rollback"), View._tune),
 }
 
 

@@ -123,7 +123,7 @@ class Tuner(msgspec.Struct, frozen=True):
         generated, trained: tokens. ``external``: groups of others learned from.
         rejected: by reason. ``alone``: rounds in which it learned from its own completions only.
         kept: stored states, newest last: (round, blob).
-        rollback: (round, rewards, generated, trained, external, alone) at each of them.
+        marks: (round, rewards, generated, trained, external, alone, updates) at each of them.
     """
 
     present: bool = False
@@ -140,11 +140,20 @@ class Tuner(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     sent_bytes: int = 0
     kept: tuple[tuple[int, str], ...] = ()
-    marks: tuple[tuple[int, float, int, int, int, int], ...] = ()
+    updates: int = 0  # rounds that it did itself: a peer that was away leaves some out
+    marks: tuple[tuple[int, float, int, int, int, int, int], ...] = ()
 
-    def mark(self) -> tuple[int, float, int, int, int, int]:
+    def mark(self) -> tuple[int, float, int, int, int, int, int]:
         """The sums that a rollback restores."""
-        return (self.rounds, self.rewards, self.generated, self.trained, self.external, self.alone)
+        return (
+            self.rounds,
+            self.rewards,
+            self.generated,
+            self.trained,
+            self.external,
+            self.alone,
+            self.updates,
+        )
 
 
 class TuneState(msgspec.Struct, frozen=True):
@@ -154,12 +163,12 @@ class TuneState(msgspec.Struct, frozen=True):
     names: Mapping[str, str] = MappingProxyType({})  # of identities
     view: int = 0
     rollbacks: int = 0
+    reached: int = 0  # rounds that all had done when the last session ended
 
     @property
     def round(self) -> int:
-        """Rounds that every peer which takes part has done (when nobody is there: that everybody has done)."""
-        here = [peer for peer in self.peers.values() if peer.present] or list(self.peers.values())
-        return min((peer.rounds for peer in here), default=0)
+        """Rounds that every peer which takes part has done; with nobody there, those of the last session."""
+        return min((peer.rounds for peer in self.peers.values() if peer.present), default=self.reached)
 
     @property
     def furthest(self) -> int:
@@ -172,7 +181,7 @@ def _tune(state: TuneState, entry: Entry) -> TuneState:
     match receipt.op:
         case "run.resume" | "run.end":
             absent = {name: replace(peer, present=False) for name, peer in state.peers.items()}
-            return replace(state, peers=MappingProxyType(absent))
+            return replace(state, peers=MappingProxyType(absent), reached=state.round)
         case "peer.join":
             joined = receipt.read(Joined)
             names = MappingProxyType({**state.names, joined.peer: joined.name})
@@ -220,6 +229,7 @@ def _update(state: TuneState, name: str, facts: Updated) -> TuneState:
         name,
         rounds=facts.round + 1,
         reward=facts.reward,
+        updates=peer.updates + 1,
         rewards=peer.rewards + facts.reward,
         trained=peer.trained + facts.counts.get("tokens", 0),
         external=peer.external + facts.counts.get("external_groups", 0),
@@ -245,7 +255,7 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
     for name, peer in state.peers.items():
         kept = tuple(one for one in peer.kept if one[0] <= round_number)
         marks = tuple(one for one in peer.marks if one[0] <= round_number)
-        rounds, rewards, generated, trained, external, alone = marks[-1] if marks else (0, 0.0, 0, 0, 0, 0)
+        rounds, rewards, generated, trained, external, alone, updates = marks[-1] if marks else (0, 0.0, 0, 0, 0, 0, 0)
         peers[name] = msgspec.structs.replace(
             peer,
             rounds=rounds,
@@ -254,10 +264,16 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
             trained=trained,
             external=external,
             alone=alone,
+            updates=updates,
             kept=kept,
             marks=marks,
         )
-    return msgspec.structs.replace(state, peers=MappingProxyType(peers), rollbacks=state.rollbacks + 1)
+    return msgspec.structs.replace(
+        state,
+        peers=MappingProxyType(peers),
+        rollbacks=state.rollbacks + 1,
+        reached=min(state.reached, round_number),
+    )
 
 
 chapters.register("tune")(Chapter(("run.resume", "run.end", "peer.", "tune."), TuneState(), _tune))

@@ -1,4 +1,4 @@
-"""Post-training with real processes: the same bits as in virtual time, peers killed and frozen, and kill -9 of it all."""
+"""Post-training with real processes: the rehearsal's bits, peers killed and frozen, and kill -9 of everything."""
 
 from __future__ import annotations
 

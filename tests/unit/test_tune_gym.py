@@ -147,3 +147,16 @@ def test_texts_that_a_scorer_does_not_expect_earn_nothing():
         for text in ("x", "[" * 900, "{}", "9" * 900, "1/0", "\u0664", "nan", "1e999999999", "1e-99_999_999"):
             result = task.reward(item, text, True)
             assert 0.0 <= result.value < 1.0
+
+
+@needed
+def test_answers_can_be_compared_as_numbers_wherever_they_stand():
+    strict, numeric = open_task("reasoning-gym:chain_sum"), open_task("reasoning-gym:chain_sum,reward=numeric")
+    item = numeric.item(numeric.index("train", 0))
+    said = f"The answer is {item.answer}."
+    assert numeric.reward(item, said, True).right
+    assert not strict.reward(item, said, True).right
+    assert not numeric.reward(item, f"The answer is {int(item.answer) + 1}.", True).right
+    assert numeric.digest() != strict.digest()
+    with pytest.raises(TalkootError, match="cannot be set up"):
+        open_task("reasoning-gym:chain_sum,reward=numerik")

@@ -28,7 +28,7 @@ from talkoot.tune.policies.chat import ChatPrompt
 from talkoot.tune.policies.coder import TokenizerCoder
 from talkoot.tune.policies.digests import tensor_digest
 from talkoot.tune.policies.extras import required
-from talkoot.tune.policies.spec import ModelSpec
+from talkoot.tune.policies.spec import ModelSpec, posed
 
 _INITIAL = "initial."  # in front of the names of the kept initial weights
 
@@ -69,7 +69,7 @@ class HuggingFacePolicy:
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 2048)
         self.size = sum(parameter.numel() for parameter in causal.parameters())
         self.batch_rows = spec.batch_rows or 32
-        self._prompt = ChatPrompt(folder, tokenizer)
+        self._prompt, self._template = ChatPrompt(folder, tokenizer), spec.template
         self._causal = causal  # computes, whether or not adapters have been put into it
         self._adapted = _adapt(causal, spec) if self._lora else None
         self._layers = _checkpointed_layers(causal, folder) if spec.checkpointing else []
@@ -78,7 +78,7 @@ class HuggingFacePolicy:
         self._base_digest = ""
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        return self._prompt(prompt)
+        return self._prompt(posed(self._template, prompt))
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], sampling: Sampling

@@ -21,6 +21,7 @@ from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies import rollout
 from talkoot.tune.policies.coder import TokenizerCoder
 from talkoot.tune.policies.digests import tensor_digest
+from talkoot.tune.policies.spec import PROBLEM, posed
 
 _INITIAL = "initial."  # in front of the names of the kept initial weights
 
@@ -59,6 +60,7 @@ class NativePolicy:
         self.max_positions = config.max_positions
         self.size = sum(parameter.numel() for parameter in stage.parameters())
         self.batch_rows = batch_rows
+        self.template = PROBLEM
         self.trained = stage
         self._initial: Stage | None = None
         self._stage = stage  # the one that answers: the trained one, or within frozen() the initial one
@@ -95,7 +97,8 @@ class NativePolicy:
         template is not applied: instruction-tuned models are opened with the Hugging Face back-end."""
         tokenizer = self.coder.tokenizer
         begins = tokenizer.bos_id is not None and tokenizer.settings.get("add_bos_token") is not False
-        return [*([tokenizer.bos_id] if begins and tokenizer.bos_id is not None else []), *self.coder.encode(prompt)]
+        begin = [tokenizer.bos_id] if begins and tokenizer.bos_id is not None else []
+        return [*begin, *self.coder.encode(posed(self.template, prompt))]
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[Sequence[int]], sampling: Sampling

@@ -68,6 +68,7 @@ def _native(spec: ModelSpec, alphabet: str) -> Policy:
         )
         policy = NativePolicy.fresh(config, tokenizer, spec.seed, autocast=autocast)
     policy.batch_rows = spec.batch_rows or policy.batch_rows
+    policy.template = spec.template
     return policy
 
 

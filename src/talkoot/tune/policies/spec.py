@@ -8,6 +8,8 @@ import msgspec
 
 from talkoot.core.errors import TalkootError
 
+PROBLEM = "{prompt}"  # in a template: the problem's text
+
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model: a folder, or the shape of a new one, and who computes it.
@@ -17,6 +19,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ``vllm`` (learns like ``huggingface``, generates with vLLM).
         load: a folder with config.json, safetensors and tokenizer.json; empty = a new model of the shape below.
         tokenizer: of a new model: ``characters`` (those of the task), ``characters:abc``, ``bytes``, or a folder.
+        template: how a problem is put to the model; ``{prompt}`` stands for its text.
         width, layers, heads, context: of a new model; its feed-forward blocks are 8/3 as wide.
         dtype: of matrix products; ``bfloat16`` keeps what is trained in float32.
         lora_rank: train a low-rank adapter of this rank instead of the weights (Hu et al. 2021); 0 = all weights.
@@ -30,6 +33,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     backend: str = "native"
     load: str = ""
     tokenizer: str = "characters"
+    template: str = PROBLEM
     width: int = 96
     layers: int = 2
     heads: int = 4
@@ -51,6 +55,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name, least in (("width", 2), ("layers", 1), ("heads", 1), ("context", 2), ("lora_rank", 0)):
             if getattr(self, name) < least:
                 _refuse(name, f"it is {getattr(self, name)}, it must be at least {least}", f"use {least} or more")
+        if PROBLEM not in self.template:
+            _refuse("template", f"{self.template!r} has no place for the problem", f"put {PROBLEM} where it belongs")
         if self.batch_rows < 0:
             _refuse(
                 "batch_rows", f"it is {self.batch_rows}", "use 0 for the back-end's own choice, or a number of rows"
@@ -71,6 +77,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def alpha(self) -> float:
         """The adapter's scale before it is divided by its rank."""
         return self.lora_alpha or 2.0 * self.lora_rank
+
+
+def posed(template: str, prompt: str) -> str:
+    """A problem as a model is asked."""
+    return template.replace(PROBLEM, prompt)
 
 
 def _refuse(name: str, why: str, next: str) -> NoReturn:

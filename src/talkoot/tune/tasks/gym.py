@@ -19,6 +19,7 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.ids import digest
+from talkoot.tune.rewards import comparisons
 from talkoot.tune.rewards.answer import answer_in
 from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.rewards.reward import refused
@@ -46,6 +47,8 @@ REFUSED = {
 # Where the metadata's expression is the whole question (elsewhere it may be the answer).
 _EXPRESSIONS = ("basic_arithmetic", "chain_sum", "decimal_chain_sum", "products")
 
+_REWARD, _COMPARED = "reward", ("exact", "numeric")
+
 TRAIN_ITEMS, HELD_OUT_ITEMS = 2**20, 1024
 # Each number looks for a prompt of its split among a few indices of its own, so that no list of all prompts is needed.
 _TRAIN_STRIDE, _HELD_OUT_STRIDE = 8, 256
@@ -66,16 +69,18 @@ class Gym:
         dataset: the package's object.
         version: of the package.
         settings: the data set's settings, as text.
+        comparison: how answers are compared instead of by the data set's own scorer, by name; empty = by that.
     """
 
     alphabet = ""
     max_new_tokens = 0
 
-    def __init__(self, kind: str, dataset: Any, version: str, settings: str, seed: int) -> None:
+    def __init__(self, kind: str, dataset: Any, version: str, settings: str, seed: int, comparison: str = "") -> None:
         self.name = f"reasoning-gym:{kind}" + (f",{settings}" if settings else "")
         self.seed, self._kind, self._dataset = seed, kind, dataset
         config = ",".join(f"{one.name}={getattr(dataset.config, one.name)!r}" for one in fields(dataset.config))
-        self._digest = digest(f"1/{version}/{kind}/{config}/{seed}".encode(), "task")
+        self._comparison = comparisons[comparison] if comparison else None
+        self._digest = digest(f"1/{version}/{kind}/{config}/{seed}/{comparison}".encode(), "task")
         self._entry: Callable[[int], dict[str, Any]] = lru_cache(_CACHED)(lambda index: dataset[index])
 
     def digest(self) -> str:
@@ -107,6 +112,8 @@ class Gym:
         given = self.extract(completion)
         if unusable := refused(given, finished):
             return unusable
+        if self._comparison is not None:
+            return self._comparison.reward(item.answer, given)
         if _HUGE.search(given):
             return RewardResult(0.0, "unreadable")
         try:
@@ -119,7 +126,7 @@ class Gym:
         return RewardResult(score, "right" if score == 1.0 else "partly right" if score > 0.1 else "wrong")
 
     def extract(self, completion: str) -> str:
-        return answer_in(completion, _MAX_ANSWER)
+        return self._comparison.extract(completion) if self._comparison else answer_in(completion, _MAX_ANSWER)
 
     def _prompt(self, index: int) -> str:
         if not 0 <= index < _SIZE:
@@ -130,7 +137,8 @@ class Gym:
 
 @task_kinds.register("reasoning-gym")
 def gym(argument: str, seed: int) -> Gym:
-    """``reasoning-gym:DATASET,KEY=VALUE,...``."""
+    """``reasoning-gym:DATASET,KEY=VALUE,...``; ``reward=numeric`` (or ``exact``) compares answers in our own way, which
+    takes the last number of a text for its answer where the package's scorers want the bare number."""
     kind, _, settings = argument.partition(",")
     try:
         factory = importlib.import_module("reasoning_gym.factory")
@@ -152,12 +160,15 @@ def gym(argument: str, seed: int) -> Gym:
             why=REFUSED.get(kind) or nearest(kind, set(factory.DATASETS) - set(REFUSED)),
             next="choose another data set of reasoning-gym, such as chain_sum",
         )
-    wanted = _settings(argument, settings, {one.name for one in fields(factory.DATASETS[kind][1])})
+    wanted = _settings(argument, settings, {_REWARD, *(one.name for one in fields(factory.DATASETS[kind][1]))})
+    comparison = str(wanted.pop(_REWARD, ""))
+    if comparison and comparison not in _COMPARED:
+        raise _misfit(argument, f"answers cannot be compared by {comparison!r}; {nearest(comparison, _COMPARED)}")
     try:
         dataset = factory.create_dataset(kind, **wanted, seed=seed, size=_SIZE)
     except (AssertionError, TypeError, ValueError) as error:
         raise _misfit(argument, str(error) or "the data set refuses this combination") from error
-    return Gym(kind, dataset, version, settings, seed)
+    return Gym(kind, dataset, version, settings, seed, comparison)
 
 
 def _settings(argument: str, text: str, known: set[str]) -> dict[str, Any]:

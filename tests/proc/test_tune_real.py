@@ -11,6 +11,8 @@ from test_tune_kit import SMALL, Run, recipe, run
 
 from talkoot.core.fold import fold
 from talkoot.run.records import Gone
+from talkoot.tune.policies.open import open_policy
+from talkoot.tune.policies.spec import ModelSpec
 from talkoot.tune.run import run_real
 
 ROUNDS = 8
@@ -86,6 +88,19 @@ def test_a_user_sees_how_a_run_stands(tmp_path):
     assert "alder" in shown.stdout
     assert "4 of 4" in shown.stdout
     assert json.loads(talkoot("status", tmp_path / "run", "--json").stdout)["round"] == 4
+    assert talkoot("status", tmp_path / "run", "--check").returncode == 0
+
+
+def test_a_policy_leaves_as_a_folder_that_others_load(tmp_path):
+    result = run_real(recipe(), tmp_path / "run")
+    whose = talkoot("export", tmp_path / "run", tmp_path / "model")
+    assert whose.returncode == 2
+    assert "--peer" in whose.stderr
+    done = talkoot("export", tmp_path / "run", tmp_path / "model", "--peer", "birch")
+    assert done.returncode == 0, done.stderr
+    policy = open_policy(ModelSpec(load=str(tmp_path / "model")))
+    assert policy.weights_hash() == result.peers["birch"]["policy"]
+    assert talkoot("export", tmp_path / "run", tmp_path / "model", "--peer", "birch").returncode == 2  # it is in use
 
 
 def test_wrong_recipes_are_told_as_such(tmp_path):

@@ -216,12 +216,13 @@ def report(
 def export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    peer: Annotated[Optional[str], typer.Option(help="Of a post-training run: whose policy.")] = None,  # noqa: UP045
     json: Json = False,
 ) -> None:
-    """Write a run's newest snapshot as a folder that transformers, vLLM and llama.cpp's converter load."""
+    """Write a run's model, or a peer's policy, as a folder that transformers, vLLM and llama.cpp's converter load."""
     from talkoot.cli import export as verb
 
-    verb.run(run, out=out, as_json=json)
+    verb.run(run, out=out, peer=peer, as_json=json)
 
 
 @app.command()

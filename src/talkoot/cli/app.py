@@ -11,7 +11,7 @@ import talkoot
 
 app = typer.Typer(
     name="talkoot",
-    help="Train one language model on machines that nobody owns together.",
+    help="Train and post-train language models on machines that nobody owns together.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

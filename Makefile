@@ -9,7 +9,7 @@ demo:
 	$(PYTHON) -m venv $(VENV) && $(INSTALL) '.[hf]' && $(VENV)/bin/talkoot demo
 
 test:
-	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,dev]'
+	$(PYTHON) -m venv $(VENV) && $(INSTALL) -e '.[hf,lora,gym,dev]'
 	$(VENV)/bin/pytest -n auto tests/unit tests/golden tests/sim
 	$(VENV)/bin/pytest tests/compat tests/page tests/proc  # these measure time
 

@@ -29,6 +29,7 @@ class Inbox:
         self._run, self._limits = run, limits
         self._kept: dict[tuple[int, PeerId], Record] = {}
         self._seen: dict[PeerId, int] = {}  # the newest round used of each: a replay brings nothing
+        self._heard: dict[PeerId, int] = {}  # the newest round that each sent anything for, good or not
         self.rejected: Counter[str] = Counter()
         self.gone: set[PeerId] = set()
         self.ahead = 0
@@ -38,6 +39,7 @@ class Inbox:
         try:
             if message.sender not in members:
                 raise Refused("of a stranger", message.sender[:8])
+            self._heard[message.sender] = max(self._heard.get(message.sender, -1), message.step)
             try:
                 signed = message.read(Rollouts).signed
             except ValueError as problem:
@@ -57,9 +59,10 @@ class Inbox:
         self.ahead = max(self.ahead, number)
 
     def missing(self, round_number: int, expected: Collection[PeerId]) -> list[PeerId]:
-        """Who is expected, has a link, and has sent no record of this round or a later one."""
-        have = {peer for number, peer in self._kept if number >= round_number}
-        return [peer for peer in expected if peer not in have and peer not in self.gone]
+        """Who is expected, has a link, and has sent nothing for this round or a later one. (Whose record was refused is
+        not waited for: it would hold up everybody.)"""
+        silent = [peer for peer in expected if self._heard.get(peer, -1) < round_number]
+        return [peer for peer in silent if peer not in self.gone]
 
     def take(self, round_number: int, lag: int) -> list[Record]:
         """The newest record of each peer that is at most ``lag`` rounds away; it and older ones are forgotten."""

@@ -17,7 +17,7 @@ from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
 from talkoot.run.greeting import Hello
 from talkoot.run.journal import Journal, Observer
-from talkoot.run.records import End, Facts, Gone, Joined, Resume, Start
+from talkoot.run.records import End, Facts, Gone, Joined, Resume, Start, Warned
 from talkoot.tune.job import TuneJob
 from talkoot.tune.messages import Begin, Done, Place, Ready, View
 from talkoot.tune.records import Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
@@ -206,6 +206,9 @@ class TuneLead:
     def _launch(self, name: str) -> None:
         attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
         if attempts > MAX_RESPAWNS + 1:
+            if self.members or self._launched:  # the others go on without it
+                self.record("run.warning", Warned(text=f"{name} is given up: {attempts - 1} starts without a round"))
+                return
             raise TalkootError(
                 f"peer {name} keeps dying",
                 where=f"round {self.tuned.round}",

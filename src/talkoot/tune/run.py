@@ -192,6 +192,6 @@ def _finished(log: Log, recipe: TuneRecipe) -> TuneResult | None:
 
 def _result(state: State, recipe: TuneRecipe) -> TuneResult:
     tuned = state["tune"]
-    rounds = min((peer.rounds for peer in tuned.peers.values()), default=0)
+    rounds = tuned.round
     plain = {name: msgspec.to_builtins(peer, enc_hook=dict) for name, peer in tuned.peers.items()}
     return TuneResult(finished=rounds >= recipe.tune.rounds, already=False, round=rounds, peers=plain)

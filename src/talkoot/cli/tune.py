@@ -25,6 +25,9 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)
     from talkoot.tune.run import run_real, run_simulated
 
+    warm = [name for name in loaded.names if loaded.warm_of(name).steps]
+    if warm and not as_json:
+        say(f"{', '.join(warm)}: warmed up on demonstrations first, which may take a minute or more")
     progress = TuneProgress(loaded.tune.rounds, loaded.names, quiet=as_json)
     result = (run_simulated if sim else run_real)(loaded, folder, progress)
     if as_json:

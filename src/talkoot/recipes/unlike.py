@@ -11,11 +11,10 @@ def unlike() -> dict[str, Any]:
         "name": "unlike",
         "task": "addition:2",
         "model": {"layers": 2, "heads": 4},
-        "warm": {"steps": 400},
-        "optimizer": {"learning_rate": 1e-4},
+        "optimizer": {"learning_rate": 2e-4},
         "correction": {"rule": "ftis", "gamma": 6.0},
         "peers": [
-            {"name": "alder", "model": {"width": 96, "seed": 1}},
-            {"name": "birch", "model": {"width": 64, "seed": 2}},
+            {"name": "alder", "model": {"width": 96, "seed": 1}, "warm": {"steps": 400, "habits": {"forgotten": 0.85}}},
+            {"name": "birch", "model": {"width": 64, "seed": 2}, "warm": {"steps": 600}},
         ],
     }

@@ -85,6 +85,25 @@ def test_a_peer_killed_anywhere_comes_back_and_the_others_go_on(phase: str):
     assert max(update.waited_s for update in done.updates("alder")) < 10
 
 
+def test_somebody_who_comes_later_takes_part_from_then_on():
+    late = [{"name": "alder"}, {"name": "birch", "from_round": 3}]
+    done = run(recipe(peers=late, tune={"rounds": 10}))
+    assert done.result.finished
+    assert [update.round for update in done.updates("alder")] == list(range(10))
+    first = done.updates("birch")[0].round
+    assert 3 < first <= 9
+    assert [update.solo for update in done.updates("alder")] == [number < first for number in range(10)]
+
+
+def test_a_run_with_a_late_peer_resumes(tmp_path):
+    late = [{"name": "alder"}, {"name": "birch", "from_round": 3}]
+    first = run(recipe(peers=late, tune={"rounds": 10}), tmp_path / "run", stop_after=4)
+    assert not first.result.finished
+    again = run(recipe(peers=late, tune={"rounds": 10}), tmp_path / "run")
+    assert again.result.finished
+    assert again.updates("alder")[0].round >= 2  # not from the start
+
+
 @pytest.mark.parametrize("kind", ["stop", "partition"])
 def test_a_frozen_or_cut_off_peer_is_replaced(kind: str):
     done = run(recipe(faults=[{"peer": "birch", "step": 1, "phase": "gather", "kind": kind}], tune={"rounds": 8}))

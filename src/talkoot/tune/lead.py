@@ -90,8 +90,7 @@ class TuneLead:
         for number, (name, fault) in enumerate((n, f) for f in self._faults() for n in f.victims):
             if fault.at_s is not None and fault.kind in SIGNALLED:
                 self.world.spawn(self._strike(name, fault.at_s, fault.kind, fault.seconds), f"fault {number}")
-        for name in self.recipe.names:
-            self._launch(name)
+        self._launch_due()
         while not self._done:
             await self._hear()
         self.record("run.end", End(reason="done" if self.tuned.round >= self.recipe.tune.rounds else "interrupted"))
@@ -119,11 +118,17 @@ class TuneLead:
             self.record("tune.rollback", TuneRolledBack(round=whole, reason="the lead was started again"), whole)
         self.world.blobs.keep_only(self._wanted())
 
+    def _launch_due(self) -> None:
+        """Start those whose time has come and who were never started in this session."""
+        for name in self.recipe.names:
+            if name not in self._struck and self.recipe.peer(name).from_round <= self.tuned.furthest:
+                self._launch(name)
+
     def _whole_round(self) -> int:
-        """The newest round after which the state of every peer is stored and still there."""
-        stored = [
-            {number for number, blob in self._kept(name) if blob in self.world.blobs} for name in self.recipe.names
-        ]
+        """The newest round after which the state of every peer is stored and still there. (One that came late and has
+        stored nothing yet begins anew.)"""
+        founders = [n for n in self.recipe.names if self.recipe.peer(n).from_round == 0 or self._kept(n)]
+        stored = [{number for number, blob in self._kept(name) if blob in self.world.blobs} for name in founders]
         return max(set.intersection(*stored), default=0) if stored else 0
 
     def _kept(self, name: str) -> tuple[tuple[int, str], ...]:
@@ -329,6 +334,8 @@ class TuneLead:
         self.journal.append(done.generated)
         self.journal.append(done.updated)
         self._attempts.pop(member.name, None)
+        if not self._stopping:
+            self._launch_due()
         if done.blob:
             size = self.world.blobs.size(done.blob)
             if size is None:

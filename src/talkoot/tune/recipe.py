@@ -151,12 +151,20 @@ class Warm(Section, frozen=True, kw_only=True):
 
 
 class Peer(Section, frozen=True, kw_only=True):
-    """One peer, and what is different with it. Keys of ``[model]``, ``[warm]`` and ``[rollout]`` may stand here as
-    tables of the same names."""
+    """One peer, and what is different with it.
+
+    Attributes:
+        name: empty = a tree's.
+        speed: of its processor in a rehearsal, 1 = unhindered.
+        count: so many peers like this one; their names are numbered.
+        from_round: it comes when somebody has done so many rounds.
+        model, warm, rollout: its own keys of those sections.
+    """
 
     name: str = ""
     speed: float = 1.0
     count: int = 1
+    from_round: int = 0
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     warm: dict[str, Any] = msgspec.field(default_factory=dict)
     rollout: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -223,9 +231,17 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         yield "exchange.max_lag", exchange.max_lag, exchange.max_lag >= 0, "at least 0"
         yield "exchange.refills", exchange.refills, exchange.refills >= 0, "at least 0"
         yield "warm.steps", self.warm.steps, self.warm.steps >= 0, "at least 0"
+        early = any(peer.from_round == 0 for peer in self.peers)
+        yield (
+            "peers",
+            [peer.from_round for peer in self.peers],
+            early,
+            "at least one peer that is there from round 0 on",
+        )
         yield "peers", len(self.peers), 1 <= len(self.names) <= 256, "1 to 256 peers"
         for index, peer in enumerate(self.peers):
             yield f"peers[{index}].speed", peer.speed, 0 < peer.speed <= 1, "in (0, 1], 1 = unhindered"
+            yield f"peers[{index}].from_round", peer.from_round, peer.from_round >= 0, "at least 0"
             yield f"peers[{index}].count", peer.count, peer.count >= 1, "at least 1"
 
     @cached_property

@@ -265,13 +265,17 @@ class TuneLead:
         self._number += 1
         named = sorted((m.name, peer, m) for peer, m in self.members.items() if m.ready is not None)
         places = tuple(
-            Place(peer, name, member.address, member.ready.tokenizer if member.ready else "", member.since)
+            Place(peer, name, member.address, member.ready.tokenizer if member.ready else "", self._since(member))
             for name, peer, member in named
         )
         viewed = Viewed(number=self._number, places=tuple((p.name, p.since) for p in places), until=self.until)
         self.record("tune.view", viewed)
         for _, peer, _ in named:
             await self.world.send(peer, "view", View(self._number, places, self.until))
+
+    def _since(self, member: Member) -> int:
+        """From which round on others wait for it: one that is done sends nothing any more."""
+        return member.since if self._rounds(member.name) < self.until else self.until
 
     async def _lose(self, message: Message) -> None:
         reason = message.read(Lost).reason

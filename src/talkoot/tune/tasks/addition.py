@@ -38,6 +38,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         forgotten: share of the carries that are forgotten (mistakes are carried on into the answer).
+        last: share of the answers that forget what the last column carries into a column of its own.
         random: share of the steps with a sum drawn at random.
         swapped: share of the steps with their operands in the other order.
         in_context: share of the examples with a right trace in the context slot, which the completion repeats: this is
@@ -47,6 +48,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     forgotten: float = 0.7
+    last: float = 0.0
     random: float = 0.02
     swapped: float = 0.2
     in_context: float = 0.35
@@ -54,7 +56,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prefix: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("forgotten", "random", "swapped", "in_context"):
+        for name in ("forgotten", "last", "random", "swapped", "in_context"):
             if not 0 <= getattr(self, name) <= 1:
                 raise _unusable(name, f"it is {getattr(self, name)}, it must be a share from 0 to 1")
         if not set(self.letters) <= set(LETTERS):
@@ -214,4 +216,5 @@ def _flawed(prompt: str, habits: Habits, rng: random.Random) -> str:
         text += seen.step(rng.random() < habits.swapped, total)
         digits.append(total % 10)
         carry = total // 10
+    carry = 0 if carry and habits.last and rng.random() < habits.last else carry
     return text + answer_of(digits, carry)

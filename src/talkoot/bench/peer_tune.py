@@ -115,7 +115,7 @@ def learn(tuner: Tuner, warm_s: float, seed: int, rounds: int, problems: int) ->
 
 
 def speeds(tuner: Tuner, folder: Path, repeats: int) -> dict[str, tuple[float, ...]]:
-    """Tokens per CPU-second of generation, 256 completions at a time: ours, and where transformers is installed its own.
+    """Tokens per CPU-second of generation, 256 completions at a time: ours, and transformers' own where it is there.
 
     All draw from the same weights at temperature 1 and end at the end token.
     """

@@ -71,16 +71,23 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to learn. ``critic`` none: from the reward alone, in groups; else from hints, each rollout by itself."""
+    """One way to learn. ``critic`` none: from the reward alone, in groups; else from hints, each rollout by itself.
+    ``one_order``: worked solutions are the task's own, all in one order, instead of by authors of different taste."""
 
     name: str
     critic: str
     divergence: str = "reverse"
+    one_order: bool = False
 
 
 BINARY = Condition(name="binary reward", critic="none")
 REFERENCE = Condition(name="reference solution", critic="reference")
+ONE_ORDER = Condition(name="reference in one order", critic="reference", one_order=True)
 ALIGNED = Condition(name="step-aligned critique", critic="arithmetic")
+FORWARD = (
+    Condition(name="reference solution, forward", critic="reference", divergence="forward"),
+    Condition(name="step-aligned critique, forward", critic="arithmetic", divergence="forward"),
+)
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +167,7 @@ def examine(setting: Setting, policy: NativePolicy, rollouts: int, seed: int) ->
 
 
 def collect(
-    setting: Setting, policy: NativePolicy, number: int, group: int, seed: int
+    setting: Setting, policy: NativePolicy, number: int, group: int, seed: int, one_order: bool = False
 ) -> tuple[list[Item], list[ScoredGroup]]:
     """The rollouts of one update: ``batch`` in groups of ``group``, on problems drawn by (seed, number)."""
     _, hard = tasks()
@@ -169,7 +176,9 @@ def collect(
         PromptRef(hard.digest(), hard.index(TRAIN, rng.randrange(hard.size(TRAIN))))
         for _ in range(setting.batch // group)
     ]
-    items = [_solved_by_somebody(setting, hard.item(ref.index)) for ref in refs]
+    items = [hard.item(ref.index) for ref in refs]
+    if not one_order:
+        items = [_solved_by_somebody(setting, item) for item in items]
     prompts = [policy.prompt_ids(item.prompt) for item in items]
     # A problem that is drawn twice is answered anew: its draws are numbered by their place in the batch.
     seeds = [seeds_of(seed, number, ref, range(place * group, (place + 1) * group)) for place, ref in enumerate(refs)]
@@ -202,7 +211,7 @@ def learn(setting: Setting, condition: Condition, weights: Mapping[str, Tensor],
     group = setting.group if condition.critic == "none" else 1
     curve = [examine(setting, policy, 0, seed)]
     for number in range(setting.marks[-1] // setting.batch):
-        update(*collect(setting, policy, number, group, seed))
+        update(*collect(setting, policy, number, group, seed, condition.one_order))
         rollouts = (number + 1) * setting.batch
         if rollouts in setting.marks:
             curve.append(examine(setting, policy, rollouts, seed))
@@ -222,7 +231,9 @@ def blame(setting: Setting, condition: Condition, policy: NativePolicy, seed: in
     lessons = [
         lesson
         for number in range(setting.blamed)
-        for lesson in prepare(hard, policy, critic, *collect(setting, policy, number, 1, seed)).lessons
+        for lesson in prepare(
+            hard, policy, critic, *collect(setting, policy, number, 1, seed, condition.one_order)
+        ).lessons
     ]
     found = DistilLearner(policy, Distillation(), Optimizer()).measure(lessons)
     return localise(found, [lesson.wrong for lesson in lessons])

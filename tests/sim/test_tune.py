@@ -206,6 +206,12 @@ def test_learning_from_a_critic_is_one_flag():
         ({"peers": [{"name": "a"}, {"name": "a"}]}, "peers"),
         ({"peers": [{"name": "a", "model": {"widht": 3}}]}, "model"),
         ({"exchange": {"wait_s": -1}}, "wait_s"),
+        ({"peers": [{"name": "a/b"}]}, "peers.name"),
+        ({"peers": [{"name": "lead"}]}, "peers.name"),
+        ({"peers": []}, "peers"),
+        ({"peers": [{"count": 300}]}, "300"),
+        ({"peers": [{"from_round": 2}]}, "round 0"),
+        ({"rollout": {"temperature": float("nan")}}, "temperature"),
         ({"faults": [{"peer": "zelkova", "step": 1, "phase": "update"}]}, "faults"),
     ],
 )

@@ -25,6 +25,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)
     from talkoot.tune.run import run_real, run_simulated
 
+    loaded.check()
     warm = [name for name in loaded.names if loaded.warm_of(name).steps]
     if warm and not as_json:
         say(f"{', '.join(warm)}: warmed up on demonstrations first, which may take a minute or more")
@@ -116,6 +117,8 @@ def _words(name: str, facts: Updated) -> str:
     text = f"{name} reward {facts.reward:.2f}"
     if facts.evaluations:
         text += f" ({', '.join(f'{one.split} {one.greedy:.2f}' for one in facts.evaluations)})"
+    if facts.reason:
+        text += f" ({facts.reason})"
     if facts.rejected:
         text += f" refused {sum(facts.rejected.values())}"
     if facts.absent:

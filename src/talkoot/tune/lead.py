@@ -28,6 +28,8 @@ from talkoot.world.faults import SIGNALLED, Fault
 PROGRAM = "talkoot.tune.peer:tune_peer"
 MAX_RESPAWNS = 20  # of one name without a round in between: a machine that cannot work, not bad luck
 STOP_AGAIN_S = 1.0
+IDLE_ROUNDS = 5  # without learning anything, after which the user is told
+SOLVED = 0.99  # mean reward from which on there is nothing left to learn
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class TuneLead:
         self._number = 0
         self._begun = self._stopping = False
         self._before = 0  # rounds that earlier sessions have seen
+        self._idle: dict[str, int] = {}  # rounds in a row in which a peer learned nothing
         self._struck: set[str] = set()  # names that planned faults were given to
 
     @property
@@ -340,6 +343,7 @@ class TuneLead:
         self._attempts.pop(member.name, None)
         if not self._stopping:
             self._launch_due()
+        self._notice_idle(member.name, done)
         if done.blob:
             size = self.world.blobs.size(done.blob)
             if size is None:
@@ -348,6 +352,18 @@ class TuneLead:
             kept = Kept(name=member.name, round=number + 1, blob=done.blob, num_bytes=size)
             self.record("tune.kept", kept, number + 1)
             self.world.blobs.drop(before - self._wanted())
+
+    def _notice_idle(self, name: str, done: Done) -> None:
+        """Say once when a peer's updates move nothing for some rounds: a curve that stays flat does not tell why."""
+        facts = done.updated.open().read(Updated)
+        idle = self._idle[name] = self._idle.get(name, 0) + 1 if facts.reason and facts.reward < SOLVED else 0
+        if idle == IDLE_ROUNDS:
+            cut_off = facts.learned.get("truncated_share", 0.0)
+            text = (
+                f"{name} has learned nothing for {idle} rounds: {facts.reason} (reward {facts.reward:.2f}, "
+                f"{cut_off:.0%} of the completions cut off)"
+            )
+            self.record("run.warning", Warned(text=text), facts.round)
 
     def _check(self, peer: PeerId, member: Member, done: Done) -> int:
         for signed, op in ((done.generated, "tune.generate"), (done.updated, "tune.update")):

@@ -30,6 +30,7 @@ from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
 MOST_DEMONSTRATIONS = 32768
+MOST_PEERS = 256
 # What may differ when a run is resumed.
 FREE = (
     "name",
@@ -238,7 +239,12 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
             early,
             "at least one peer that is there from round 0 on",
         )
-        yield "peers", len(self.peers), 1 <= len(self.names) <= 256, "1 to 256 peers"
+        yield "peers", len(self.names), 1 <= len(self.names) <= MOST_PEERS, f"1 to {MOST_PEERS} peers"
+        for name in self.names:
+            plain = (
+                name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\") and name != "lead"
+            )
+            yield "peers.name", repr(name), plain, 'without blanks and slashes, and "lead" is taken'
         for index, peer in enumerate(self.peers):
             yield f"peers[{index}].speed", peer.speed, 0 < peer.speed <= 1, "in (0, 1], 1 = unhindered"
             yield f"peers[{index}].from_round", peer.from_round, peer.from_round >= 0, "at least 0"

@@ -94,6 +94,10 @@ class CorrectionRule(Protocol):
     def __call__(self, knobs: Correction, evidence: Evidence) -> Corrected: ...
 
 
+# A smaller weight counts as 0. Its gradient would be lost among others', and denormal numbers in the backward pass
+# made an update 26 times slower (completions at a log-ratio near -80).
+NEGLIGIBLE = 1e-8
+
 corrections: Registry[CorrectionRule] = Registry("correction")
 
 
@@ -115,8 +119,10 @@ def importance(knobs: Correction, evidence: Evidence) -> Tensor:
     """
     if knobs.is_level == "token":
         refuse_unlike(evidence)
-        return bounded(evidence.log_ratio).exp()
-    return bounded(evidence.total).exp()[evidence.rows]
+        ratio = bounded(evidence.log_ratio).exp()
+    else:
+        ratio = bounded(evidence.total).exp()[evidence.rows]
+    return ratio.masked_fill(ratio < NEGLIGIBLE, 0.0)
 
 
 def refuse_unlike(evidence: Evidence) -> None:

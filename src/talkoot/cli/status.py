@@ -43,7 +43,7 @@ def _state(run: Path, to: int | None, step: int | None) -> State:
             if step is not None and _reached(state) >= step:
                 return state
         if step is not None and _reached(state) < step:
-            what, done = ("round", "done by all") if state["tune"].names else ("step", "committed")
+            what, done = ("round", "done by all") if state["tune"].active else ("step", "committed")
             raise _out_of_range(run, f"{what} {step}", f"{_reached(state)} {what}s are {done}")
         return state
     finally:
@@ -52,7 +52,7 @@ def _state(run: Path, to: int | None, step: int | None) -> State:
 
 def _reached(state: State) -> int:
     """Committed steps; in post-training, rounds that everybody has done."""
-    return state["tune"].round if state["tune"].names else state["train"].step
+    return state["tune"].round if state["tune"].active else state["train"].step
 
 
 def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
@@ -62,7 +62,7 @@ def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
 
 
 def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
-    if state["tune"].names:
+    if state["tune"].active:
         show_tune(state, state["tune"], extra, as_json=as_json)
         return
     run, peers, train = state["run"], state["peers"], state["train"]

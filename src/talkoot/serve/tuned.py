@@ -73,7 +73,7 @@ class Tuned:
     """
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
-        self.terms, self.state = terms(recipe), TuneState()
+        self.terms, self.state = terms(recipe), TuneState(active=True)
         self._recent: dict[str, Recent] = {}
 
     def take(self, receipt: Receipt) -> list[tuple[str, str]]:

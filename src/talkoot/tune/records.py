@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from talkoot.core.fold import Chapter, Entry, chapters
-from talkoot.run.records import Facts, Gone, Joined
+from talkoot.run.records import Facts, Gone, Joined, Start
 from talkoot.tune.completion import Index, Sampling
 from talkoot.tune.evaluate import Evaluation
 
@@ -159,6 +159,7 @@ class Tuner(msgspec.Struct, frozen=True):
 class TuneState(msgspec.Struct, frozen=True):
     """The chapter ``tune``: peers by name, and how far the run is."""
 
+    active: bool = False  # whether this is a post-training run at all
     peers: Mapping[str, Tuner] = MappingProxyType({})
     names: Mapping[str, str] = MappingProxyType({})  # of identities
     view: int = 0
@@ -178,7 +179,11 @@ class TuneState(msgspec.Struct, frozen=True):
 
 def _tune(state: TuneState, entry: Entry) -> TuneState:
     receipt, replace = entry.receipt, msgspec.structs.replace
+    if not state.active and receipt.op != "run.start":
+        return state
     match receipt.op:
+        case "run.start":
+            return replace(state, active="tune" in receipt.read(Start).recipe)
         case "run.resume" | "run.end":
             absent = {name: replace(peer, present=False) for name, peer in state.peers.items()}
             return replace(state, peers=MappingProxyType(absent), reached=state.round)
@@ -276,4 +281,4 @@ def _roll_back(state: TuneState, round_number: int) -> TuneState:
     )
 
 
-chapters.register("tune")(Chapter(("run.resume", "run.end", "peer.", "tune."), TuneState(), _tune))
+chapters.register("tune")(Chapter(("run.start", "run.resume", "run.end", "peer.", "tune."), TuneState(), _tune))

@@ -2,8 +2,8 @@
 
 Three pairs and a control. ``pair``: a model and a weaker one with other habits, whose completions begin with letters
 that the first has never seen, each with 16 problems a round. ``flood``: the same, but the first answers 4 problems a
-round and hears 16 of the other's, which samples hot and is mostly wrong: uncorrected, the first is pulled away from
-what it knows. ``bytes``: characters against bytes, which share texts and have one ratio per completion. ``twins``: two
+round and hears 16 of the other's, whose letters it has never seen, at twice the rate: uncorrected, the first is pulled
+away from what it knows. ``bytes``: characters against bytes, which share texts and have one ratio per completion. ``twins``: two
 copies of one model, whose ratio must be 1 and whose divergence must be 0.
 """
 
@@ -32,7 +32,7 @@ ALDER, BIRCH = "alder", "birch"
 PAIR = Setting(name="pair", sides={ALDER: Side(base=STRONG), BIRCH: Side(base=LETTERS)})
 FLOOD = Setting(
     name="flood",
-    sides={ALDER: Side(base=STRONG, prompts=4), BIRCH: Side(base=LETTERS, temperature=1.5)},
+    sides={ALDER: Side(base=STRONG, prompts=4), BIRCH: Side(base=LETTERS)},
     rounds=60,
     rate=2e-4,
 )
@@ -141,7 +141,7 @@ def bars(found: Trials, quick: bool) -> Iterator[Bar]:
         above = gain(found, PAIR.name, FTIS, BIRCH)
         yield _bar("pair, the weaker: ftis - alone > 0", above, above > 0)
         drops = _drops(found, NONE)
-        yield _bar(f"flood, every seed: alone - none >= {COLLAPSE}", min(drops), min(drops) >= COLLAPSE)
+        yield _bar(f"flood, mean: alone - none >= {COLLAPSE}", fmean(drops), fmean(drops) >= COLLAPSE)
         drops = _drops(found, FTIS)
         yield _bar(f"flood, mean: alone - ftis <= {HELD}", fmean(drops), fmean(drops) <= HELD)
     better = mean(found, FLOOD.name, FTIS, ALDER) - mean(found, FLOOD.name, NONE, ALDER)

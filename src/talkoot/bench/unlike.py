@@ -1,10 +1,10 @@
 """Unlike models that learn from each other's completions: what is gained, when it goes wrong, and what holds.
 
 Three pairs and a control. ``pair``: a model and a weaker one with other habits, whose completions begin with letters
-that the first has never seen, each with 16 problems a round. ``flood``: the same at twice the rate, but the first answers
-4 problems a round and hears 16 of the other's: uncorrected, it is pulled away from what it knows. ``bytes``: characters
-against bytes, which share texts and have one ratio per completion. ``twins``: two copies of one model, whose ratio must be
-1 and whose divergence must be 0.
+that the first has never seen, each with 16 problems a round. ``flood``: the same at twice the rate, but the first
+answers 4 problems a round and hears 16 of the other's: uncorrected, it is pulled away from what it knows. ``bytes``:
+characters against bytes, which share texts and have one ratio per completion. ``twins``: two copies of one model,
+whose ratio must be 1 and whose divergence must be 0.
 """
 
 from __future__ import annotations

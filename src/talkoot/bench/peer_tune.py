@@ -24,7 +24,7 @@ from talkoot.tune.tuner import Tuner
 
 # Competent in form, and biased: both carries are forgotten more often than not, so that there is something to find.
 HABITS = {"forgotten": 0.7, "last": 0.7}
-RARELY = {"forgotten": 0.95, "last": 0.95}  # right answers are so rare that one alone finds few of them
+RARELY = {"forgotten": 0.9, "last": 0.9}  # right answers are so rare that one alone finds few of them
 TOKENS = 24  # of a completion, about
 PEERS = ("alder", "birch", "cedar", "dogwood")
 

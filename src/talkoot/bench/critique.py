@@ -62,7 +62,8 @@ def measure(options: Options) -> Outcome:
         claim=CLAIM,
         world="2-digit additions where every column carries, 0.23 million parameters, "
         f"{sum(trial.cpu_s for trial in trials):,.0f} CPU-seconds after the warm start",
-        unit=f"Avg@{setting.samples} on held-out problems after {setting.marks[-1]:,} rollouts",
+        unit=f"Avg@{setting.samples} on held-out problems after {setting.marks[-1]:,} rollouts "
+        "(share of demonstrated steps with swapped operands)",
         rows=tuple(rows(found)),
         bars=tuple(bars(found, options.quick)),
         notes=tuple(notes(found)),
@@ -88,7 +89,7 @@ def rows(found: Found) -> Iterator[Row]:
             f"greedy {fmean(point.greedy for point in last):.3f}",
             "Avg " + ", ".join(f"{mark}: {score:.3f}" for mark, score in averages(trials)[:-1]),
         ]
-        yield Row(name=f"{name}, {share:.0%} swapped", values=tuple(point.avg for point in last), note="; ".join(facts))
+        yield Row(name=f"{name} ({share:.0%})", values=tuple(point.avg for point in last), note="; ".join(facts))
 
 
 def averages(trials: Sequence[Trial]) -> list[tuple[int, float]]:

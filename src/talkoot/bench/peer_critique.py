@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import islice
 from multiprocessing import get_context
+from statistics import fmean
 
 import msgspec
 import torch
@@ -38,7 +39,7 @@ from talkoot.tune.policies.native import NativePolicy
 from talkoot.tune.tasks.addition import Addition, Habits
 from talkoot.tune.tasks.splits import HELD_OUT, TRAIN
 from talkoot.tune.tasks.task import Item
-from talkoot.tune.tasks.traces import columns, worked
+from talkoot.tune.tasks.traces import columns, parse, worked
 from talkoot.tune.warm import warm_start
 
 
@@ -54,7 +55,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         group: rollouts of one problem, where rewards are compared.
         marks: numbers of rollouts after which a policy is evaluated.
         blamed: batches of the base's rollouts in which the blame is located.
-        problems: held-out problems of an evaluation, ``samples`` answers each.
+        problems: held-out problems of an evaluation (all, where there are fewer), ``samples`` answers each.
     """
 
     swapped: float = 0.2
@@ -66,7 +67,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 8
     marks: tuple[int, ...] = (320, 640, 1280)
     blamed: int = 8
-    problems: int = 96
+    problems: int = 256
     samples: int = 12
 
 
@@ -100,14 +101,36 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     greedy: float
 
 
+class Manner(msgspec.Struct, frozen=True, kw_only=True):
+    """How a policy orders the operands of its steps, where that makes a difference; None where there is none such.
+
+    Attributes:
+        swapped: share of the steps whose operands stand in the other order than in the problem.
+        right_plain, right_swapped: share of the steps in either order that are right.
+    """
+
+    swapped: float | None
+    right_plain: float | None
+    right_swapped: float | None
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One arm with one seed. ``localisation``: of the base's rollouts, before anything is learned; ``cpu_s``: of
-    learning and its evaluations, one thread."""
+    """One arm with one seed.
+
+    Attributes:
+        swapped: of the demonstrations that its base learned from.
+        localisation: of the base's rollouts, before anything is learned.
+        before, after: how the base and the learned policy order their operands.
+        cpu_s: of learning and its evaluations, one thread.
+    """
 
     condition: str
+    swapped: float
     seed: int
     curve: tuple[Point, ...]
     localisation: Localisation
+    before: Manner
+    after: Manner
     cpu_s: float
 
 
@@ -209,17 +232,21 @@ def learn(setting: Setting, condition: Condition, weights: Mapping[str, Tensor],
     located = blame(setting, condition, policy, seed)
     update = _rewarded(setting, policy) if condition.critic == "none" else _hinted(setting, condition, policy)
     group = setting.group if condition.critic == "none" else 1
-    curve = [examine(setting, policy, 0, seed)]
-    for number in range(setting.marks[-1] // setting.batch):
+    curve, rounds = [examine(setting, policy, 0, seed)], setting.marks[-1] // setting.batch
+    before = manner(setting, policy, rounds, seed)
+    for number in range(rounds):
         update(*collect(setting, policy, number, group, seed, condition.one_order))
         rollouts = (number + 1) * setting.batch
         if rollouts in setting.marks:
             curve.append(examine(setting, policy, rollouts, seed))
     return Trial(
         condition=condition.name,
+        swapped=setting.swapped,
         seed=seed,
         curve=tuple(curve),
         localisation=located,
+        before=before,
+        after=manner(setting, policy, rounds, seed),
         cpu_s=time.process_time() - began,
     )
 
@@ -239,6 +266,26 @@ def blame(setting: Setting, condition: Condition, policy: NativePolicy, seed: in
     return localise(found, [lesson.wrong for lesson in lessons])
 
 
+def manner(setting: Setting, policy: NativePolicy, first: int, seed: int) -> Manner:
+    """How a policy writes the steps of ``blamed`` batches, numbered from ``first``; nothing is learned."""
+    steps: dict[bool, list[bool]] = {False: [], True: []}  # by order: right or not
+    for number in range(first, first + setting.blamed):
+        items, groups = collect(setting, policy, number, 1, seed)
+        for item, group in zip(items, groups, strict=True):
+            written = parse(policy.coder.decode(group.samples[0].ids)).steps
+            for column, step in zip(columns(item.prompt), written, strict=False):
+                for swapped, known in steps.items():
+                    form = column.step(swapped)
+                    if column.upper != column.lower and step.text[:3] == form[:3]:
+                        known.append(step.text == form)
+    plain, other = steps[False], steps[True]
+    return Manner(
+        swapped=len(other) / len(plain + other) if plain + other else None,
+        right_plain=fmean(plain) if plain else None,
+        right_swapped=fmean(other) if other else None,
+    )
+
+
 def _rewarded(setting: Setting, policy: NativePolicy) -> Learn:
     """GRPO with its presets."""
     _, hard = tasks()
@@ -256,11 +303,19 @@ def _hinted(setting: Setting, condition: Condition, policy: NativePolicy) -> Lea
     return lambda items, groups: learner.update(prepare(hard, policy, critic, items, groups).lessons)
 
 
-def learn_all(setting: Setting, conditions: Sequence[Condition], seeds: Iterable[int]) -> list[Trial]:
-    """Every condition with every seed; each seed has its own base. As many seeds at once as there are cores."""
-    work = [(setting, tuple(conditions), seed) for seed in seeds]
+def learn_all(
+    plan: Iterable[tuple[Setting, Sequence[Condition]]], seeds: Sequence[int]
+) -> dict[tuple[float, str], list[Trial]]:
+    """Every condition of each setting with every seed: trials by the demonstrations' swapped share and condition.
+
+    Each setting and seed has its own base, and a process of its own; as many at once as there are cores.
+    """
+    work = [(setting, tuple(conditions), seed) for setting, conditions in plan for seed in seeds]
+    found: dict[tuple[float, str], list[Trial]] = {}
     with ProcessPoolExecutor(min(len(work), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        return [trial for trials in pool.map(_of_seed, work) for trial in trials]
+        for trial in (one for trials in pool.map(_of_seed, work) for one in trials):
+            found.setdefault((trial.swapped, trial.condition), []).append(trial)
+    return found
 
 
 def _of_seed(task: tuple[Setting, tuple[Condition, ...], int]) -> list[Trial]:

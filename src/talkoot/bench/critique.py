@@ -46,8 +46,8 @@ Found = Mapping[tuple[float, str], Sequence[Trial]]  # by the demonstrations' sw
 
 
 def measure(options: Options) -> Outcome:
-    """All arms in both worlds for each seed; ``quick``: three of them in one world, a shorter warm start, a quarter of the
-    rollouts, one seed."""
+    """All arms in both worlds for each seed; ``quick``: three of them in one world, a shorter warm start, a quarter
+    of the rollouts, one seed."""
     if options.quick:
         setting = Setting(swapped=FEW, warm_steps=300, marks=(320,), problems=48, blamed=4)
         found = learn_all([(setting, (BINARY, REFERENCE, ALIGNED))], [1])

@@ -1,8 +1,9 @@
 """A blend's folder: which experts there are, what they share, and where their parts lie.
 
-``blend.json`` is the manifest. Beside it: ``experts/NAME/`` (Hugging Face folders), ``statistics/NAME.safetensors`` (what an
-owner counted on its own text), ``router.safetensors``, ``mixture/`` and the log of receipts. Every change writes a new
-manifest whole, so that a reader sees the old blend or the new one. Experts may live elsewhere: ``model`` may be absolute.
+``blend.json`` is the manifest. Beside it: ``experts/NAME/`` (Hugging Face folders), ``statistics/NAME.safetensors``
+(what an owner counted on its own text), ``router.safetensors``, ``mixture/`` and the log of receipts. Every change
+writes a new manifest whole, so that a reader sees the old blend or the new one. Experts may live elsewhere: ``model``
+may be an absolute path.
 """
 
 from __future__ import annotations

@@ -6,27 +6,25 @@ every peer's state is stored, and goes on with the same bits.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 import talkoot
-from talkoot.core.codec import encode, negotiate
+from talkoot.core.codec import encode
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import State
 from talkoot.core.ids import PeerId
 from talkoot.core.log import Log
+from talkoot.run.company import Company, own_faults
 from talkoot.run.greeting import Hello
 from talkoot.run.journal import Journal, Observer
-from talkoot.run.records import End, Facts, Gone, Joined, Resume, Start, Warned
+from talkoot.run.records import End, Facts, Resume, Start, Warned
 from talkoot.tune.job import TuneJob
 from talkoot.tune.messages import Begin, Done, Place, Ready, View
 from talkoot.tune.records import Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
-from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Lost, Message
-from talkoot.world.base import rebuild_failure
-from talkoot.world.faults import SIGNALLED, Fault
+from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Message
+from talkoot.world.faults import Fault
 
 PROGRAM = "talkoot.tune.peer:tune_peer"
-MAX_RESPAWNS = 20  # of one name without a round in between: a machine that cannot work, not bad luck
 STOP_AGAIN_S = 1.0
 IDLE_ROUNDS = 5  # without learning anything, after which the user is told
 SOLVED = 0.99  # mean reward from which on there is nothing left to learn
@@ -58,14 +56,11 @@ class TuneLead:
         self.stop_requested = False
         self.members: dict[PeerId, Member] = {}
         self.until = self.recipe.tune.rounds
-        self._launched: dict[str, str] = {}  # name -> its launch's ticket
-        self._identities: dict[PeerId, str] = {}
-        self._attempts: dict[str, int] = {}
+        self.company = Company(world, self.record, self._launch, lambda: f"round {self.tuned.round} of run {world.run}")
         self._number = 0
         self._begun = self._stopping = False
         self._before = 0  # rounds that earlier sessions have seen
         self._idle: dict[str, int] = {}  # rounds in a row in which a peer learned nothing
-        self._struck: set[str] = set()  # names that planned faults were given to
 
     @property
     def state(self) -> State:
@@ -90,9 +85,7 @@ class TuneLead:
             TalkootError: it cannot go on.
         """
         self._open()
-        for number, (name, fault) in enumerate((n, f) for f in self._faults() for n in f.victims):
-            if fault.at_s is not None and fault.kind in SIGNALLED:
-                self.world.spawn(self._strike(name, fault.at_s, fault.kind, fault.seconds), f"fault {number}")
+        self.company.expect(self._faults())
         self._launch_due()
         while not self._done:
             await self._hear()
@@ -124,8 +117,8 @@ class TuneLead:
     def _launch_due(self) -> None:
         """Start those whose time has come and who were never started in this session."""
         for name in self.recipe.names:
-            if name not in self._struck and self.recipe.peer(name).from_round <= self.tuned.furthest:
-                self._launch(name)
+            if not self.company.was_started(name) and self.recipe.peer(name).from_round <= self.tuned.furthest:
+                self.company.start(name)
 
     def _whole_round(self) -> int:
         """The newest round after which the state of every peer is stored and still there. (One that came late and has
@@ -144,8 +137,7 @@ class TuneLead:
 
     def _working(self) -> list[str]:
         """Names of those that still have a round to do, on their way ones included."""
-        names = {member.name for member in self.members.values()} | self._launched.keys()
-        return sorted(name for name in names if self._rounds(name) < self.until)
+        return sorted(name for name in self.company.names if self._rounds(name) < self.until)
 
     def _rounds(self, name: str) -> int:
         peer = self.tuned.peers.get(name)
@@ -175,7 +167,7 @@ class TuneLead:
             await self._take(message)
         except ValueError as problem:
             if message.sender in self.members:
-                await self._expel(message.sender, f"its {message.topic!r} makes no sense: {problem}")
+                await self._strike_off(message.sender, f"its {message.topic!r} makes no sense: {problem}")
         if self.stop_requested and not self._stopping:
             await self._stop_early()
 
@@ -186,11 +178,11 @@ class TuneLead:
             case "round":
                 await self._report(message.sender, message.read(Done))
             case _ if message.topic == HELLO:
-                await self._admit(message.sender, message.read(Hello))
+                await self._admit(message)
             case _ if message.topic == LOST:
                 await self._lose(message)
-            case _ if message.topic == FAILED and message.sender in self._identities:
-                raise rebuild_failure(message)
+            case _:
+                self.company.raise_failure(message)
 
     def _standstill(self) -> TalkootError:
         return TalkootError(
@@ -211,42 +203,22 @@ class TuneLead:
 
     # -- members ----------------------------------------------------------------------------------------------
 
-    def _launch(self, name: str) -> None:
-        attempts = self._attempts[name] = self._attempts.get(name, 0) + 1
-        if attempts > MAX_RESPAWNS + 1:
-            if self.members or self._launched:  # the others go on without it
-                self.record("run.warning", Warned(text=f"{name} is given up: {attempts - 1} starts without a round"))
-                return
-            raise TalkootError(
-                f"peer {name} keeps dying",
-                where=f"round {self.tuned.round}",
-                why=f"it was started {attempts - 1} times and never finished a round",
-                next="look at its messages above; the machine may lack memory",
-                code=Exit.UNREACHABLE,
-            )
-        fresh = name not in self._struck
-        self._struck.add(name)
-        faults = [f for f in self._faults() if name in f.victims and not (f.at_s is not None and f.kind in SIGNALLED)]
-        launch = Launch(
+    def _launch(self, name: str, fresh: bool) -> Launch:
+        return Launch(
             name=name,
             program=PROGRAM,
             argument=encode(self.job),
             speed=self.recipe.peer(name).speed,
-            faults=tuple(faults) if fresh else (),
+            faults=own_faults(self._faults(), name) if fresh else (),
             threads=self.recipe.tune.threads,
         )
-        self._launched[name] = ticket = self.world.launch(launch)
-        self._identities[self.world.identity(ticket)] = name
 
-    async def _admit(self, peer: PeerId, hello: Hello) -> None:
-        if self._identities.get(peer) != hello.name or hello.name not in self._launched:
-            return  # a stranger, or one that was given up: its word is no reason for anything
-        negotiate(hello.oldest_protocol, hello.newest_protocol, who=f"peer {hello.name}")
-        self.world.meet(peer, hello.address)
-        del self._launched[hello.name]
-        self.members[peer] = Member(hello.name, hello.address)
-        self.record("peer.join", Joined(peer=peer, name=hello.name))
-        kept = [blob for _, blob in self._kept(hello.name) if blob in self.world.blobs]
+    async def _admit(self, message: Message) -> None:
+        name, peer = self.company.admit(message), message.sender
+        if name is None:
+            return
+        self.members[peer] = Member(name, message.read(Hello).address)
+        kept = [blob for _, blob in self._kept(name) if blob in self.world.blobs]
         await self.world.send(peer, "begin", Begin(kept[-1] if kept else ""))
 
     async def _ready(self, peer: PeerId, ready: Ready) -> None:
@@ -257,7 +229,7 @@ class TuneLead:
         if self._begun:  # the others have gone on; they wait for it from the round after the next one on
             member.since = max(self._rounds(member.name), min(self.tuned.furthest + 2, self.until - 1))
             await self._publish()
-        elif all(other.ready for other in self.members.values()) and not self._launched:
+        elif all(other.ready for other in self.members.values()) and not self.company.on_their_way:
             self._begun = True
             for other in self.members.values():
                 other.since = self._rounds(other.name)
@@ -281,50 +253,18 @@ class TuneLead:
         return member.since if self._rounds(member.name) < self.until else self.until
 
     async def _lose(self, message: Message) -> None:
-        reason = message.read(Lost).reason
-        for name, ticket in list(self._launched.items()):
-            if message.sender == ticket:  # it died before its hello
-                del self._launched[name]
-                self._launch(name)
-                return
-        peer = message.sender if message.sender in self.members else None
-        if peer is None:  # its process's end, after its connection's; or somebody who was expelled
-            return
-        await self._strike_off(peer, reason)
-
-    async def _expel(self, peer: PeerId, reason: str) -> None:
-        name = self.members[peer].name
-        with suppress(KeyError, ProcessLookupError):
-            self.world.disturb(name, "kill")
-        await self._strike_off(peer, reason)
+        if (lost := self.company.lost(message)) is not None:
+            await self._strike_off(message.sender, lost[1])
 
     async def _strike_off(self, peer: PeerId, reason: str) -> None:
         """Go on without a peer, and start it again unless the run is over for it."""
-        member = self.members.pop(peer)
-        self._identities.pop(peer, None)
-        self.record("peer.lost", Gone(peer=peer, name=member.name, reason=reason))
-        with suppress(KeyError, ProcessLookupError):  # what stands still must not wake up beside its replacement
-            self.world.disturb(member.name, "kill")
-        if self.recipe.tune.respawn and not self._stopping and self._rounds(member.name) < self.until:
-            self._launch(member.name)
-        if not self.members and not self._launched:
-            raise TalkootError(
-                "no peer is left",
-                where=f"round {self.tuned.round} of run {self.world.run}",
-                why=f"{member.name} went last: {reason}",
-                next="run the same command again: it resumes; tune.respawn = true starts lost peers again",
-                code=Exit.UNREACHABLE,
-            )
+        name = self.members.pop(peer).name
+        self.company.strike_off(peer, reason)
+        if self.recipe.tune.respawn and not self._stopping and self._rounds(name) < self.until:
+            self.company.start(name)
+        self.company.check_left(f"{name} went last: {reason}; tune.respawn = true starts lost peers again")
         if self._begun:
             await self._publish()
-
-    async def _strike(self, name: str, at_s: float, kind: str, seconds: float) -> None:
-        await self.world.sleep(at_s)
-        with suppress(KeyError, ProcessLookupError):
-            self.world.disturb(name, kind)
-            if kind == "stop" and seconds:
-                await self.world.sleep(seconds)
-                self.world.disturb(name, "continue")
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
@@ -340,7 +280,7 @@ class TuneLead:
         number = self._check(peer, member, done)
         self.journal.append(done.generated)
         self.journal.append(done.updated)
-        self._attempts.pop(member.name, None)
+        self.company.worked(member.name)
         if not self._stopping:
             self._launch_due()
         self._notice_idle(member.name, done)

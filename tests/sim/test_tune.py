@@ -6,8 +6,9 @@ import pytest
 from test_tune_kit import SMALL, recipe, run
 
 from talkoot.core.errors import TalkootError
-from talkoot.run.records import Gone
+from talkoot.run.records import Gone, Warned
 from talkoot.tune.records import Generated, Kept
+from talkoot.tune.verify import verify
 from talkoot.world.faults import Fault
 
 ALIKE = [{"name": name} for name in ("alder", "birch", "cedar")]
@@ -165,6 +166,32 @@ def test_a_finished_run_goes_on_when_more_rounds_are_asked_for(tmp_path):
     more = run(recipe(tune={"rounds": 6}), tmp_path / "run")
     assert more.result.round == 6
     assert more.hashes == run(recipe(tune={"rounds": 6})).hashes
+
+
+def test_a_peer_that_was_lost_long_ago_does_not_take_the_others_back_with_it(tmp_path):
+    gone = {"peer": "birch", "step": 3, "phase": "generate"}
+    tune = {"rounds": 10, "checkpoint_every": 1, "respawn": False}
+    assert run(recipe(faults=[gone], tune=tune), tmp_path / "run").result.finished
+    more = run(recipe(faults=[gone], tune={**tune, "rounds": 12}), tmp_path / "run")
+    assert more.result.finished
+    assert [update.round for update in more.updates("alder")] == [10, 11]
+    assert [update.round for update in more.updates("birch")] == [10, 11]  # from its own state after round 3
+    assert any("birch is behind" in one.text for one in more.facts("run.warning", Warned))
+    assert not any(update.solo for update in more.updates("alder"))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_rehearsal_resumes_at_the_same_round_as_often_as_it_is_stopped(tmp_path, rounds: int):
+    never = recipe(tune={"rounds": 6, "checkpoint_every": 0})
+    for _ in range(3):
+        stopped = run(never, tmp_path / "run", stop_after=rounds)
+        for blob in (tmp_path / "run" / "blobs").iterdir():  # as after a kill: nothing was stored
+            blob.unlink()
+        assert not stopped.result.finished
+    done = run(never, tmp_path / "run")
+    assert done.result.finished
+    assert done.hashes == run(never).hashes
+    assert verify(tmp_path / "run" / "log.sqlite") == []
 
 
 def test_another_recipe_is_refused(tmp_path):

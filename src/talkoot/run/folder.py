@@ -13,9 +13,11 @@ from typing import Protocol
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import Entry
 from talkoot.core.keys import Key
+from talkoot.core.log import Log
 from talkoot.run.records import Start
 
 LOG = "log.sqlite"
+SESSION_GAP_S = 1.0  # of virtual time, between the last receipt of a session and the first of the next
 
 
 class Stoppable(Protocol):
@@ -29,6 +31,13 @@ def lead_key(path: Path) -> Key:
     if not path.exists():
         Key().save(path)
     return Key.load(path)
+
+
+def next_session_s(log: Log) -> float:
+    """Virtual time in seconds at which a rehearsal's next session begins: after all that its log holds. Its peers have
+    the same keys as before, so with the same times their receipts would be the old ones over again."""
+    count = len(log)
+    return next(log.entries(count, count)).receipt.ended + SESSION_GAP_S if count else 0.0
 
 
 def check_same_world(start: Start | None, world: str, folder: Path) -> None:

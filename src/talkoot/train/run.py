@@ -14,7 +14,15 @@ from pathlib import Path
 
 from talkoot.core.fold import fold
 from talkoot.core.log import Log
-from talkoot.run.folder import LOG, check_same_key, check_same_world, lead_key, stop_on_interrupt, stop_on_signals
+from talkoot.run.folder import (
+    LOG,
+    check_same_key,
+    check_same_world,
+    lead_key,
+    next_session_s,
+    stop_on_interrupt,
+    stop_on_signals,
+)
 from talkoot.run.journal import OBSERVER, Observer, unobserved
 from talkoot.run.lock import locked
 from talkoot.train.checkpoint import FOLDER as CHECKPOINTS
@@ -108,7 +116,13 @@ def run_simulated(
     with _open(recipe, folder, "simulated") as (log, job, held_out, tokenizer):
         if (state := finished(log, recipe.train.steps)) is not None:
             return result_of(state, recipe.train.steps, already=True)
-        simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=recipe.swarm.flops)
+        simulation = Simulation(
+            seed=recipe.seed,
+            network=recipe.network,
+            folder=folder,
+            peer_flops=recipe.swarm.flops,
+            start_s=next_session_s(log),
+        )
         threads = torch.get_num_threads()
 
         async def main(world: Host) -> Result:

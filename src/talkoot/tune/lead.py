@@ -20,7 +20,7 @@ from talkoot.run.journal import Journal, Observer
 from talkoot.run.records import End, Facts, Resume, Start, Warned
 from talkoot.tune.job import TuneJob
 from talkoot.tune.messages import Begin, Done, Place, Ready, View
-from talkoot.tune.records import Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
+from talkoot.tune.records import KEPT, Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Message
 from talkoot.world.faults import Fault
 
@@ -60,6 +60,7 @@ class TuneLead:
         self._number = 0
         self._begun = self._stopping = False
         self._before = 0  # rounds that earlier sessions have seen
+        self._from_round = 0  # at which this one begins
         self._idle: dict[str, int] = {}  # rounds in a row in which a peer learned nothing
 
     @property
@@ -109,9 +110,13 @@ class TuneLead:
             return
         self._before = self.tuned.furthest
         self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__, steps=self.until))
-        whole = self._whole_round()
+        self._from_round = whole = self._whole_round()
         if whole < self.tuned.furthest:
             self.record("tune.rollback", TuneRolledBack(round=whole, reason="the lead was started again"), whole)
+        for name in self.recipe.names:
+            if self.recipe.peer(name).from_round <= whole and self._rounds(name) < whole:
+                text = f"{name} is behind: it goes on from its state after {self._rounds(name)} rounds"
+                self.record("run.warning", Warned(text=text), whole)
         self.world.blobs.keep_only(self._wanted())
 
     def _launch_due(self) -> None:
@@ -121,11 +126,22 @@ class TuneLead:
                 self.company.start(name)
 
     def _whole_round(self) -> int:
-        """The newest round after which the state of every peer is stored and still there. (One that came late and has
-        stored nothing yet begins anew.)"""
+        """The newest round that all can go back to: their states after it are stored and still there.
+
+        Not all: one that is so far behind the furthest that no round is left which both have (it was lost and not
+        started again, or is slow and nobody waits) does not take the others back with it. Nor does one that came late
+        and has stored nothing yet."""
         founders = [n for n in self.recipe.names if self.recipe.peer(n).from_round == 0 or self._kept(n)]
-        stored = [{number for number, blob in self._kept(name) if blob in self.world.blobs} for name in founders]
-        return max(set.intersection(*stored), default=0) if stored else 0
+        common: set[int] = set()
+        for stored in sorted(map(self._stored_rounds, founders), key=max, reverse=True):
+            common = (common & stored or common) if common else stored
+        return max(common, default=0)
+
+    def _stored_rounds(self, name: str) -> set[int]:
+        """Rounds that a peer can go back to; to the beginning, as long as it has forgotten nothing on its way."""
+        kept = self._kept(name)
+        stored = {number for number, blob in kept if blob in self.world.blobs}
+        return stored | {0} if len(kept) < KEPT or not stored else stored
 
     def _kept(self, name: str) -> tuple[tuple[int, str], ...]:
         peer = self.tuned.peers.get(name)
@@ -233,6 +249,8 @@ class TuneLead:
             self._begun = True
             for other in self.members.values():
                 other.since = self._rounds(other.name)
+                if self.recipe.exchange.wait_s:  # one that is behind leaves out what the others would wait for
+                    other.since = max(other.since, min(self._from_round, self.until - 1))
             await self._publish()
 
     async def _publish(self) -> None:

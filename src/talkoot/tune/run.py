@@ -18,7 +18,15 @@ import msgspec
 from talkoot.core.errors import TalkootError
 from talkoot.core.fold import State, fold
 from talkoot.core.log import Log
-from talkoot.run.folder import LOG, check_same_key, check_same_world, lead_key, stop_on_interrupt, stop_on_signals
+from talkoot.run.folder import (
+    LOG,
+    check_same_key,
+    check_same_world,
+    lead_key,
+    next_session_s,
+    stop_on_interrupt,
+    stop_on_signals,
+)
 from talkoot.run.journal import Observer, unobserved
 from talkoot.run.lock import locked
 from talkoot.run.records import Start
@@ -111,7 +119,13 @@ def run_simulated(
     with _open(recipe, folder, "simulated") as log:
         if (done := _finished(log, recipe)) is not None:
             return done
-        simulation = Simulation(seed=recipe.seed, network=recipe.network, folder=folder, peer_flops=PEER_FLOPS)
+        simulation = Simulation(
+            seed=recipe.seed,
+            network=recipe.network,
+            folder=folder,
+            peer_flops=PEER_FLOPS,
+            start_s=next_session_s(log),
+        )
         threads = torch.get_num_threads()
 
         async def main(world: Host) -> None:

@@ -46,14 +46,15 @@ class _Jump(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The event loop of a simulation; ``time()`` is virtual seconds from 0."""
+    """The event loop of a simulation; ``time()`` is virtual seconds from ``start_s``."""
 
-    def __init__(self, explain: Callable[[], str] = lambda: "nobody can act") -> None:
+    def __init__(self, explain: Callable[[], str] = lambda: "nobody can act", start_s: float = 0.0) -> None:
         self._jump = _Jump()
+        self._jump.now = start_s
         self._jump.explain = explain
         super().__init__(self._jump)
         self._jump.jumped = self._adapt
-        self._adapt(0.0)
+        self._adapt(start_s)
 
     def time(self) -> float:
         return self._jump.now

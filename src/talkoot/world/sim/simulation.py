@@ -58,6 +58,7 @@ class Simulation:
         folder: where blobs lie; in memory when None.
         peer_flops: floating-point operations per second of a peer of speed 1.
         diary: take down every computation.
+        start_s: virtual time at which it begins; a run's later session begins after all that its log holds.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class Simulation:
         folder: Path | None = None,
         peer_flops: float = PEER_FLOPS,
         diary: bool = False,
+        start_s: float = 0.0,
     ) -> None:
         self.seed, self.network, self.peer_flops = seed, network or Network(), peer_flops
         self.run_id = RunId(f"sim-{seed}")
         self.blobs = Blobs(folder / "blobs" if folder else None)
-        self.loop = VirtualLoop(self._explain)
+        self.loop = VirtualLoop(self._explain, start_s)
         self.waits = 0  # sleeps and computations ended
         self._diary: list[Computed] | None = [] if diary else None
         self.fabric = Fabric(self.loop, self.network, seed)

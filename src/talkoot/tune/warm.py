@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from talkoot.core.errors import TalkootError
+from talkoot.model.fit import FitSettings, Fitter
 from talkoot.tune.policies.policy import Policy
 
 WARMUP = 0.1  # of the steps, in which the learning rate rises; from there it falls in a line to 0
@@ -48,28 +49,19 @@ def warm_start(
     end = policy.coder.eos_ids[0]
     pairs = [(policy.prompt_ids(prompt), [*policy.coder.encode(text), end]) for prompt, text in texts]
     _check(pairs, policy.max_positions)
-    parameters = list(policy.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     rise = max(1, round(WARMUP * steps))
+    how = FitSettings(learning_rate=learning_rate, horizon=steps, warmup=rise, schedule="linear", final=0.0, clip=CLIP)
+    fitter = Fitter({str(number): one for number, one in enumerate(policy.parameters())}, how)
     chance = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     losses = []
-    for step in range(steps):
+    for _ in range(steps):
         while len(waiting) < batch:
             waiting += torch.randperm(len(pairs), generator=chance).tolist()
         chosen, waiting = [pairs[number] for number in waiting[:batch]], waiting[batch:]
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min((step + 1) / rise, (steps - step) / max(1, steps - rise))
         logits = policy.completion_logits([prompt for prompt, _ in chosen], [ids for _, ids in chosen])
         wanted = torch.tensor([token for _, ids in chosen for token in ids], device=logits.device)
-        loss = F.cross_entropy(logits, wanted)
-        losses.append(float(loss.detach()))
-        if not torch.isfinite(loss.detach()):
-            raise _bad(f"the loss of step {step + 1} is {losses[-1]}", "lower the learning rate")
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
+        losses.append(fitter.step(F.cross_entropy(logits, wanted)))
     return losses
 
 

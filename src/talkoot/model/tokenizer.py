@@ -42,6 +42,10 @@ class Tokenizer:
         template: Jinja text that lays out a chat, kept likewise.
         where: file to name in messages.
 
+    Attributes:
+        markers: special tokens and their ids.
+        prefix: ids that go in front of a text by itself; empty where the model is used to none.
+
     Raises:
         TalkootError: the content is no tokenizer, or lacks the begin or end token that the settings name.
     """
@@ -64,6 +68,11 @@ class Tokenizer:
         self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id, self.eos_id = self._role("bos_token", where), self._role("eos_token", where)
         self._alphabet = _only_characters(self._plain)
+        added = self._plain.get_added_tokens_decoder()
+        self.markers = {token.content: id for id, token in added.items() if token.special}
+        # What the file itself puts around a text, as transformers does: the begin token, for most families.
+        first = self._marked.encode("", add_special_tokens=True).ids[:1]
+        self.prefix = first if first == [self.bos_id] else []
 
     def _role(self, key: str, where: Path) -> int | None:
         token = self.settings.get(key)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -24,10 +21,10 @@ from talkoot.serve.follow import Follower, Picture
 from talkoot.serve.guard import LOOPBACK, Guard
 from talkoot.serve.markup import Markup
 from talkoot.serve.render import STATIC, page
-from talkoot.world.real.ports import is_loopback, port_taken
+from talkoot.serve.web import Server, address_of, bind, check_open, hosts_for, open_to_all
 
 PATIENCE = 15.0  # seconds of silence after which a stream says that it is still there
-SHUTDOWN = 3  # seconds that a client may take to hang up
+OPEN = "without one, anybody who reaches this machine could read the run"
 NOTE = "This page follows the run's log and changes nothing. It is up to date within about a second."
 HEAD = Markup(
     '<link rel="icon" type="image/svg+xml" href="/static/icon.svg">'
@@ -57,7 +54,7 @@ def dashboard(
         TalkootError: any host is to be answered, but no token is required.
     """
     if hosts is None and token is None:
-        raise _open_to_all("any host name")
+        raise open_to_all("any host name", OPEN)
     follower = Follower(run_folder, interval)
 
     @contextlib.asynccontextmanager
@@ -160,19 +157,6 @@ def metrics(view: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Server(uvicorn.Server):
-    """Ends the event streams before it waits for its clients."""
-
-    def __init__(self, config: uvicorn.Config, follower: Follower) -> None:
-        super().__init__(config)
-        self._follower = follower
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop."""
-        await self._follower.close()
-        await super().shutdown(sockets)
-
-
 def serve_dashboard(
     run_folder: Path,
     host: str = "127.0.0.1",
@@ -193,8 +177,7 @@ def serve_dashboard(
     Raises:
         TalkootError: no such folder, the port is taken, or the address is open to others without a token.
     """
-    if not is_loopback(host) and not token:
-        raise _open_to_all(host)
+    check_open(host, token, OPEN)
     if not run_folder.is_dir():
         raise TalkootError(
             "there is no such run",
@@ -202,45 +185,7 @@ def serve_dashboard(
             why="the folder does not exist",
             next="name the folder of a run that `talkoot train` or `talkoot demo` made",
         )
-    listener = _bind(host, port)
-    with contextlib.closing(listener):
-        hosts = LOOPBACK | {host} if is_loopback(host) else None
-        app = dashboard(run_folder, token=token or None, hosts=hosts)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_graceful_shutdown=SHUTDOWN,
-            server_header=False,
-            access_log=False,
-        )
-        name = f"[{host}]" if ":" in host else host
-        listener.listen(128)
-        ready(f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else ""))
-        _Server(config, app.state.follower).run(sockets=[listener])
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as problem:
-        listener.close()
-        if problem.errno == errno.EADDRINUSE:
-            raise port_taken(host, port) from problem
-        raise TalkootError(
-            "the page cannot be served there",
-            where=f"{host}:{port}",
-            why=problem.strerror or str(problem),
-            next="choose another --host or a --port above 1023",
-        ) from problem
-    return listener
-
-
-def _open_to_all(host: str) -> TalkootError:
-    return TalkootError(
-        "a page that others can reach needs a token",
-        where=f"host {host}",
-        why="without one, anybody who reaches this machine could read the run",
-        next="add --token SECRET, or leave out --host to serve this machine only",
-    )
+    listener = bind(host, port)
+    app = dashboard(run_folder, token=token or None, hosts=hosts_for(host))
+    ready(f"{address_of(host, listener)}/" + (f"?token={token}" if token else ""))
+    Server(app, app.state.follower.close).run_on(listener)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -26,6 +27,10 @@ HEADERS = {
 }
 
 
+def _as_text(text: str, status: int) -> Response:
+    return PlainTextResponse(f"{text}\n", status_code=status)
+
+
 class Guard:
     """Wraps an application: checks the Host header and the token, adds security headers.
 
@@ -34,10 +39,17 @@ class Guard:
         hosts: names under which this server may be addressed; ``None`` = any, for servers with a token. The
             check keeps a page elsewhere from reading this one by pointing its own name here (DNS rebinding).
         token: what every request must present as ``?token=``, bearer header or cookie; ``None`` = open.
+        refusal: makes the answer to whoever is not let in, of a sentence and a status.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None, token: str | None) -> None:
-        self._app, self._hosts, self._token = app, hosts, token
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str] | None,
+        token: str | None,
+        refusal: Callable[[str, int], Response] = _as_text,
+    ) -> None:
+        self._app, self._hosts, self._token, self._refuse = app, hosts, token, refusal
         self._proof = _proof(token) if token is not None else ""
         self._cookie = f"talkoot-{self._proof[:8]}"
 
@@ -61,7 +73,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         headers = Headers(scope=scope)
         if self._hosts is not None and host_name(headers.get("host", "")) not in self._hosts:
-            return PlainTextResponse("This server does not answer to that host name.\n", status_code=421)
+            return self._refuse("This server does not answer to that host name.", 421)
         if self._token is None:
             return None
         query = parse_qs(scope["query_string"].decode("latin-1"))
@@ -74,8 +86,9 @@ class Guard:
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
         if hmac.compare_digest(cookie.encode(), self._proof.encode()):
             return None
-        text = "This page needs a token: open the address that `talkoot watch` printed.\n"
-        return PlainTextResponse(text, status_code=401, headers={"www-authenticate": "Bearer"})
+        answer = self._refuse("This server needs a token: the one it was started with (`--token`).", 401)
+        answer.headers["www-authenticate"] = "Bearer"
+        return answer
 
     def _welcome(self) -> ASGIApp:
         """To the page itself, with a cookie: an address with a secret in it gets copied around."""

@@ -1,7 +1,7 @@
 """Documents into training, validation and test text, so that no document's side depends on the others.
 
-Side = a hash of the content against the two shares, so the same document falls on the same side on every machine, in any
-order, whoever else is there; exact duplicates cannot end up on two sides.
+A document's side is a hash of its content held against the two shares: the same on every machine, in any order and
+company, and exact duplicates cannot end up on two sides.
 """
 
 from __future__ import annotations
@@ -67,4 +67,4 @@ def spans(text: str, count: int) -> Iterator[str]:
 
 
 def _mark(text: str, purpose: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=purpose.encode()).digest()
+    return hashlib.blake2b(f"{purpose}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()

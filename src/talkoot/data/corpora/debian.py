@@ -49,7 +49,7 @@ def _download(package: str, scratch: Path) -> Path:
 def _about(archive: Path) -> list[str]:
     shown = "${Package}\\t${Version}\\t${Depends}"
     fields = _run(["dpkg-deb", "--show", f"--showformat={shown}", archive.name], archive.parent, archive.name)
-    return (fields.split("\t") + ["", ""])[:3]
+    return [*fields.split("\t"), "", ""][:3]
 
 
 def _run(command: list[str], folder: Path, package: str) -> str:
@@ -92,7 +92,7 @@ def _failed(where: str, why: str) -> TalkootError:
         "the package cannot be downloaded",
         where=where,
         why=why,
-        next="refresh the lists with `apt-get update`; if this release of the distribution lacks the package, use another"
+        next="refresh the lists with `apt-get update`; if this release lacks the package, use another corpus"
         if unknown
         else "check the network and the disk, and run the same command again",
         code=Exit.BAD_INPUT if unknown else Exit.UNREACHABLE,

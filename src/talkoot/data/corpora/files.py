@@ -21,9 +21,9 @@ def files(root: Path, *suffixes: str, without: Iterable[str] = ()) -> Iterator[P
     barred = frozenset(without)
     for path in sorted(root.rglob("*"), key=lambda path: path.relative_to(root).parts):
         inner = path.relative_to(root).parts
-        if barred.isdisjoint(inner[:-1]) and (not suffixes or path.name.endswith(suffixes)):
-            if path.is_file() and not path.is_symlink():
-                yield path
+        fits = barred.isdisjoint(inner[:-1]) and (not suffixes or path.name.endswith(suffixes))
+        if fits and path.is_file() and not path.is_symlink():
+            yield path
 
 
 def read(path: Path) -> str:

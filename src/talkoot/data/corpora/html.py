@@ -1,4 +1,4 @@
-"""Text of an HTML page: what a reader sees, without navigation; lines within paragraphs are joined, ``<pre>`` is kept."""
+"""Text of an HTML page: what a reader sees, without navigation; paragraphs become one line, ``<pre>`` is kept."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 
 _SILENT = frozenset({"head", "script", "style", "template", "noscript"})
 _INLINE = frozenset(
-    "a abbr acronym b big cite code data del dfn em font i img ins kbd mark q s samp small span strike strong sub sup "
-    "time tt u var wbr".split()
+    {"a", "abbr", "acronym", "b", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i", "img", "ins", "kbd"}
+    | {"mark", "q", "s", "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr"}
 )
-_VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
+_VOID = frozenset(
+    {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "wbr"}
+)
 _NEVER_CLOSED = frozenset({"p", "li", "dt", "dd", "tr", "td", "th", "option"})  # HTML lets authors leave the end out
 
 

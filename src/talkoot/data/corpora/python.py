@@ -1,8 +1,8 @@
 """Packages that the running interpreter's pip finds, and the library that the interpreter itself brought along.
 
-pip is the only client, so its settings (indexes, certificates, proxies) hold. It runs nothing of a package: a wheel needs
-no code to be downloaded; for a source archive pip would ask the package's own build script for its name once the
-archive is there, and is stopped at that moment instead.
+pip is the only client, so its settings (indexes, certificates, proxies) hold. Nothing of a package is run: a wheel
+needs no code to be downloaded; for a source archive pip would ask the package's own build script for its name once
+the archive is there, and is stopped at that moment instead.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 
-_GLYPHS = {
-    "aq": "'", "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "bu": "•", "co": "©", "rg": "®", "tm": "™",
-    "em": "—", "en": "–", "hy": "-", "mi": "−", "ha": "^", "ti": "~", "ga": "`", "rs": "\\", "sl": "/", "ba": "|",
-    "ul": "_", "at": "@", "sh": "#", "Do": "$", "Eu": "€", "la": "<", "ra": ">", "lB": "[", "rB": "]", "lC": "{",
-    "rC": "}", "lh": "☜", "->": "→", "<-": "←", "<=": "≤", ">=": "≥", "!=": "≠", "+-": "±", "mu": "×", "de": "°",
-    "ss": "ß", ":a": "ä", ":o": "ö", ":u": "ü", ":A": "Ä", ":O": "Ö", ":U": "Ü", "'e": "é", "`e": "è", "'a": "á",
-    "Fo": "«", "Fc": "»", "Bq": "„", "12": "½", "14": "¼", "34": "¾", "ci": "○", "sc": "§", "ps": "¶",
-}  # fmt: skip
+_NAMED = """
+    aq ' | dq " | lq \u201c | rq \u201d | oq \u2018 | cq \u2019 | Bq \u201e | Fo « | Fc » | bu • | em — | en \u2013
+    hy - | mi \u2212 | ha ^ | ti ~ | ga ` | rs \\ | sl / | ul _ | at @ | sh # | Do $ | Eu € | la < | ra > | lB [ | rB ]
+    lC { | rC } | -> → | <- ← | <= ≤ | >= ≥ | != ≠ | +- ± | mu \u00d7 | de ° | co © | rg ® | tm ™ | sc § | ps ¶ | 12 ½
+    14 ¼ | 34 ¾ | ss ß | :a ä | :o ö | :u ü | :A Ä | :O Ö | :U Ü | 'e é | `e è | 'a á"""
+_GLYPHS = {pair.split()[0]: pair.split()[1] for pair in _NAMED.replace("\n", "|").split("|")[1:]}
 _CHARACTERS = {"-": "-", "e": "\\", "\\": "\\", " ": " ", "~": " ", "0": " ", "'": "'", "`": "`", "_": "_", ".": "."}
 _ESCAPE = re.compile(
     r"""\\(?:
@@ -26,8 +24,23 @@ _ESCAPE = re.compile(
     | (?P<one>.) | $ )""",
     re.VERBOSE,
 )
+_REQUEST = re.compile(r"^[.']\s*([^\s\\]*)\s*(.*)")
 _HEADING = {"SH", "SS", "Sh", "Ss"}
-_WORDS = {"B", "I", "R", "SM", "SB", "IP", "TP", "UR", "MT", "OP", "SY"}  # `man` macros whose arguments are words
+_WORDS = {
+    "B",
+    "I",
+    "R",
+    "SM",
+    "SB",
+    "IP",
+    "TP",
+    "UR",
+    "MT",
+    "OP",
+    "SY",
+    "URL",
+    "MTO",
+}  # `man` macros whose arguments are words
 _JOINED = {"BR", "RB", "BI", "IB", "IR", "RI"}  # the same, set without spaces between
 _PARAGRAPH = {"PP", "P", "LP", "TP", "IP", "HP", "TQ", "br", "sp", "Pp", "It", "RS", "RE", "nf", "fi", "EX", "EE", "SY"}
 _SKIPPED = {"TH", "Dd", "Dt", "Os", "Bl", "El", "Bd", "Ed"}
@@ -38,25 +51,34 @@ _PUNCTUATION = set(".,:;()[]?!")
 def text_of_roff(page: str) -> str:
     """The page's text; empty for a page that only includes another one."""
     lines: list[str] = []
-    pending = iter(page.replace("\\\n", "").split("\n"))
+    pending = iter(page.split("\n"))
     for line in pending:
         if line[:1] not in (".", "'"):
             lines.append(_plain(line))
             continue
-        name, _, rest = line[1:].strip().partition(" ")
-        if name in ("de", "de1", "ig", "am"):  # a definition, or text to ignore: up to its end
-            end = "." + (rest.split()[-1] if len(rest.split()) > (name != "ig") else ".")
+        name, rest = _REQUEST.findall(line)[0]
+        skipped = _skipped_to(name, rest)
+        if skipped is not None:
             for inner in pending:
-                if inner.rstrip() == end:
-                    break
-        elif name == "TS":  # a table begins with its layout, up to a line that ends with a full stop
-            for inner in pending:
-                if inner.rstrip().endswith(".") or inner.startswith(".TE"):
+                if skipped.search(inner):
                     break
         elif name not in _SKIPPED:
             lines += _request(name, _arguments(rest))
     text = "\n".join(line.rstrip() for line in lines)
     return re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _skipped_to(name: str, rest: str) -> re.Pattern[str] | None:
+    """How the last line looks of what a request begins that is not for readers; None for other requests."""
+    words = _uncommented(rest).split()
+    if name in ("de", "de1", "am", "ig"):  # a macro, or text to ignore
+        end = words[-1] if len(words) > (name != "ig") else "."
+        return re.compile(rf"^[.']\s*{re.escape(end)}\s*$")
+    if name == "TS":  # a table's layout
+        return re.compile(r"\.\s*$|^\.TE")
+    if name in ("if", "ie", "el", "while") and "\\{" in rest and "\\}" not in rest:
+        return re.compile(r"\\}")
+    return None
 
 
 def _request(name: str, words: list[str]) -> list[str]:
@@ -89,9 +111,12 @@ def _mdoc(name: str, words: list[str]) -> str:
 
 
 def _arguments(rest: str) -> list[str]:
-    cut = re.split(r'(?<!\\)\\["#]', rest, maxsplit=1)[0].strip()
-    found = re.findall(r'"((?:[^"]|"")*)"?|((?:\\.|[^\s"\\])(?:\\.|[^\s\\])*)', cut)
+    found = re.findall(r'"((?:[^"]|"")*)"?|((?:\\.|[^\s"\\])(?:\\.|[^\s\\])*)', _uncommented(rest))
     return [_plain(quoted.replace('""', '"') if quoted or not bare else bare) for quoted, bare in found]
+
+
+def _uncommented(rest: str) -> str:
+    return re.split(r'(?<!\\)\\["#]', rest, maxsplit=1)[0].strip()
 
 
 def _plain(line: str) -> str:

@@ -1,7 +1,8 @@
 """Fetched corpora on this machine: where they lie, what is written about them, and reading them back.
 
-``CACHE/corpora/NAME/`` has ``documents.jsonl.gz`` and ``manifest.json``; CACHE is ``$TALKOOT_CACHE``, else ``talkoot`` in
-``$XDG_CACHE_HOME`` (``~/.cache``). The folder gets its name once it is whole, so whatever has the name is whole.
+``CACHE/corpora/NAME/`` has ``documents.jsonl.gz`` and ``manifest.json``; CACHE is ``$TALKOOT_CACHE``, else
+``talkoot`` in ``$XDG_CACHE_HOME`` (``~/.cache``). The folder gets its name once it is whole, so whatever has the name
+is whole.
 """
 
 from __future__ import annotations

@@ -112,6 +112,8 @@ OTHERS = (
     "train.round",
     "tune.generate",
     "tune.update",
+    "blend.slice",
+    "blend.done",
 )  # not only the lead's to state
 
 
@@ -158,4 +160,4 @@ def _run(state: RunState, entry: Entry) -> RunState:
     raise ValueError(f"unknown operation {receipt.op}")
 
 
-chapters.register("run")(Chapter(("run.", "peer.", "train.", "tune.", "state."), RunState(), _run))
+chapters.register("run")(Chapter(("run.", "peer.", "train.", "tune.", "blend.", "state."), RunState(), _run))

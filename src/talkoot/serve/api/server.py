@@ -49,18 +49,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(
-    folder: Path,
+    catalogue: Catalogue,
     settings: Settings,
     *,
     token: str | None = None,
     hosts: frozenset[str] | None,
 ) -> Starlette:
-    """The application over a folder; its models start when its lifespan does.
-
-    Raises:
-        TalkootError: the folder cannot be served.
-    """
-    catalogue = Catalogue(folder)
+    """The application over what is on offer; its models start within its lifespan."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -73,9 +68,7 @@ def build(
             finally:
                 await pool.close()
 
-    app = application(lifespan, token=token, hosts=hosts)
-    app.state.catalogue = catalogue
-    return app
+    return application(lifespan, token=token, hosts=hosts)
 
 
 @asynccontextmanager
@@ -136,12 +129,9 @@ def serve_api(
         TalkootError: the folder cannot be served, the port is taken, or the address is open to others without a token.
     """
     check_open(host, token, OPEN)
-    app = build(folder, settings, token=token or None, hosts=hosts_for(host))
+    catalogue = Catalogue(folder)
     listener = bind(host, port)
-    ready(address_of(host, listener), app.state.catalogue)
+    ready(address_of(host, listener), catalogue)
+    app = build(catalogue, settings, token=token or None, hosts=hosts_for(host))
     with suppress(KeyboardInterrupt):  # that is how it ends
-        Server(app, _nothing).run_on(listener)
-
-
-async def _nothing() -> None:
-    """Streams have until uvicorn's patience ends."""
+        Server(app).run_on(listener)

@@ -14,6 +14,7 @@ import torch
 
 from talkoot.blend.folder import ROUTER, Blend, Expert
 from talkoot.model.config import ModelConfig
+from talkoot.model.folder import write_file
 from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ POSITIONS = 256
 
 
 def write_model(folder: Path, seed: int, tokenizer: Tokenizer | None = None, positions: int = POSITIONS) -> Path:
-    """A model of a few thousand parameters with opinions; never ends by itself."""
+    """A model of a few thousand parameters with opinions; at temperature 0 it never ends by itself."""
     tokenizer = tokenizer or Tokenizer.bytes()
     config = ModelConfig(
         family="llama",
@@ -42,19 +43,24 @@ def write_model(folder: Path, seed: int, tokenizer: Tokenizer | None = None, pos
     )
     stage = Stage(config, 0, config.layer_count, seed=seed)
     with torch.no_grad():
-        head = stage.tensors()["lm_head.weight"].mul_(20)
-        head[:2] -= 1000 * head.abs().max()  # neither the begin nor the end token, whatever is drawn
-        head[:2].clamp_(-1e-3, 1e-3)
+        stage.tensors()["lm_head.weight"].mul_(20)[:2].mul_(0.001)  # begin and end tokens are nobody's favourites
     save_folder(folder, config, stage.tensors(), tokenizer)
     return folder
 
 
-def write_blend(folder: Path, *names: str, general: bool = False, router: bool = True, **tokenizers: Tokenizer) -> Path:
+def write_blend(
+    folder: Path,
+    *names: str,
+    general: bool = False,
+    router: bool = True,
+    positions: int = POSITIONS,
+    **tokenizers: Tokenizer,
+) -> Path:
     """A blend of such models; the router sends a prompt to the expert whose name it spells out most often."""
     blend = Blend.open_or_new(folder)
     for seed, name in enumerate(names, 1):
         tokenizer = tokenizers.get(name, Tokenizer.bytes())
-        write_model(folder / "experts" / name, seed, tokenizer)
+        write_model(folder / "experts" / name, seed, tokenizer, positions)
         blend.put(Expert(name=name, model=f"experts/{name}", parameters=1, tokenizer=tokenizer.digest()))
     if general:
         write_model(folder / "seed", 99)
@@ -84,7 +90,7 @@ class Names:
         return cls(json.loads(path.read_text()))
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.names))
+        write_file(path, json.dumps(self.names).encode())
 
     def route(self, ids) -> Decided:
         text = Tokenizer.bytes().decode(ids)

@@ -7,6 +7,7 @@ request sees the next shelf.
 from __future__ import annotations
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,22 +107,24 @@ class Catalogue:
     ) -> None:
         self.folder, self._load_router, self._load_statistics = folder, load_router, load_statistics
         self.single = not (folder / MANIFEST).exists() and (folder / CONFIG).exists()
+        self._reading = threading.Lock()
         self.problem = ""  # why the newest state of the folder is not what is served
         self._stamp = self._look()
         self.shelf = self._read()
 
     def refresh(self) -> bool:
         """Look whether the folder changed; True when there is a new shelf. A broken one leaves the old one."""
-        if (stamp := self._look()) == self._stamp:
-            return False
-        self._stamp = stamp
-        try:
-            self.shelf = self._read()
-        except TalkootError as problem:
-            self.problem = str(problem)
-            return False
-        self.problem = ""
-        return True
+        with self._reading:  # or an older state, read more slowly, would replace a newer one
+            if (stamp := self._look()) == self._stamp:
+                return False
+            self._stamp = stamp
+            try:
+                self.shelf = self._read()
+            except TalkootError as problem:
+                self.problem = str(problem)
+                return False
+            self.problem = ""
+            return True
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(map(_stamp, (self.folder / MANIFEST, self.folder / ROUTER, self.folder / MIXTURE / CONFIG)))
@@ -220,7 +223,7 @@ class Catalogue:
         self.refresh()
         if self.shelf.router is not None:
             self.shelf.router.save(self.folder / ROUTER)
-            self._stamp = self._look()
+            self.refresh()
         return self.shelf
 
     def _blend(self) -> Blend:

@@ -115,13 +115,15 @@ def build_toy(folder: Path, settings: Settings = Settings(), **options: Any):
 
 
 @contextlib.asynccontextmanager
-async def client_of(folder: Path, settings: Settings = Settings(), **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client without a network; ``client.api`` is the server's inside."""
+async def client_of(
+    folder: Path, settings: Settings = Settings(), client: tuple[str, int] = ("127.0.0.1", 2), **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client without a network, at the address ``client``."""
     app = build_toy(folder, settings, **options)
     async with app.router.lifespan_context(app):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:1") as client:
-            client.api = app.state.api
-            yield client
+        transport = httpx.ASGITransport(app, client=client)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as browser:
+            yield browser
 
 
 @contextlib.asynccontextmanager

@@ -235,6 +235,19 @@ def test_a_token_is_needed_where_one_is_set(pair):
     visit(pair, story, token="sesame")
 
 
+def test_without_a_token_only_this_machine_changes_experts(tmp_path):
+    folder = write_blend(tmp_path, "cat", "dog")
+
+    async def story(client):
+        for answer in (await client.post("/v1/experts", json={}), await client.delete("/v1/experts/cat")):
+            assert answer.status_code == 403
+            assert "--token" in answer.json()["error"]["message"]
+        assert (await client.post(CHAT, json=chat("cat"))).status_code == 200
+
+    visit(folder, story, client=("192.0.2.7", 5))
+    assert Blend.open(folder).names == ("cat", "dog")
+
+
 def test_experts_come_and_go_and_the_router_with_them(tmp_path):
     folder = write_blend(tmp_path / "blend", "cat", "dog")
     write_model(tmp_path / "cow", 3)

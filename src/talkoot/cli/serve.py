@@ -36,6 +36,9 @@ def run(
         say(f"serving {', '.join(names) or 'nothing yet'} at {address}/v1")
         for name, why in catalogue.shelf.problems.items():
             say(f"warning: {name} is not served: {why}")
+        for name, source in catalogue.shelf.models.items():
+            if settings.memory is not None and source.weights > settings.memory:
+                say(f"warning: {name} takes {source.weights:,} bytes, more than --memory: it cannot be loaded")
         secret = f" -H 'authorization: Bearer {token}'" if token else ""
         model = names[0] if names else "auto"
         body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'

@@ -27,6 +27,7 @@ from talkoot.serve.api.service import Busy, Part, Service, TooLong, Unavailable,
 from talkoot.serve.api.stream import EventStream, HungUp, unless_gone
 from talkoot.serve.exposition import MEDIA_TYPE
 from talkoot.serve.guard import LOOPBACK, Guard
+from talkoot.world.real.ports import is_loopback
 
 RETRY_AFTER_S = 2
 HUNG_UP = 499  # never seen by anybody: what the log calls a request whose client left
@@ -164,12 +165,14 @@ def application(
         Path("/metrics", _metrics),
     ]
     handlers: dict[Any, Any] = dict.fromkeys((TalkootError, BadRequest, HungUp, ClientDisconnect), _told)
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=hosts, token=token, refusal=_not_let_in)],
         exception_handlers=handlers | {HTTPException: _told_by_starlette, Exception: _bug},
         lifespan=lifespan,
     )
+    app.state.guarded = token is not None
+    return app
 
 
 def _api(request: Request) -> Api:
@@ -204,13 +207,22 @@ def _count(request: Request, status: int) -> None:
     _api(request).accounts.requests[request.url.path, getattr(request.state, "model", ""), status] += 1
 
 
+def _check_near(request: Request) -> None:
+    """Without a token, only this machine may change what is served, whoever else a proxy lets through."""
+    near = request.client is not None and is_loopback(request.client.host)
+    if not near and not request.app.state.guarded:
+        raise HTTPException(403, "experts can be changed from this machine only, or with a token (`--token`)")
+
+
 async def _add(request: Request) -> Response:
+    _check_near(request)
     api, wish = _api(request), parse(await _body(request), AddExpert)
     shelf = await api.change(lambda: api.catalogue.add(wish.name, wish.model, wish.statistics))
     return JSONResponse(_model(wish.name, shelf) | {"router": shelf.version or None}, status_code=201)
 
 
 async def _remove(request: Request) -> Response:
+    _check_near(request)
     api, name = _api(request), request.path_params["name"]
     if name not in api.shelf().experts:
         raise NoSuchModel(f"there is no expert {name!r}", where="model", why="", next="see GET /v1/models")

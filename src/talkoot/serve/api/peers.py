@@ -21,6 +21,7 @@ from talkoot.world.base import rebuild_failure
 
 PRELOAD = ("torch", "talkoot.model.huggingface", "talkoot.model.generate", "talkoot.serve.api.worker")
 START_S = 120.0  # that a peer may take to load its model
+SILENCE_S = 300.0  # that it may take to the next token; a long prompt is read in one go
 CLOSE_S = 5.0  # that it may take to end when it is told to
 
 
@@ -124,7 +125,7 @@ class _Remote:
         try:
             await self._world.send(self._peer, "ask", Asked(number, ask))
             while not whole:
-                news = await heard.get()
+                news = await self._next(heard)
                 whole = not isinstance(news, Token) or news.last != ""
                 if not isinstance(news, Token):
                     raise news
@@ -133,6 +134,14 @@ class _Remote:
             del self._heard[number]
             if not whole:
                 self._tell_end(number)
+
+    async def _next(self, heard: asyncio.Queue[Token | TalkootError | Gone]) -> Token | TalkootError | Gone:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                return await heard.get()
+        except TimeoutError:  # its link is alive, but it does not work any more
+            self.lost(f"it said nothing for {SILENCE_S:.0f} s")
+            return Gone(self.gone.result())
 
     def _tell_end(self, number: int) -> None:
         """Beside the caller, who may be on its way out and must not wait; too late, it does no harm."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from starlette.applications import Starlette
@@ -77,16 +77,15 @@ class Api:
         route = self.dispatcher.route(shelf, wish.model, job.prompt, wish.user or "")
         reply = Reply(chat=chat, model=wish.model, route=route, logprobs=job.logprobs)
         parts = self.service.answer(job, route)
-        try:
+        async with AsyncExitStack() as held:
+            held.push_async_callback(parts.aclose)
             first = await unless_gone(request.receive, anext(parts))
             reply.take(first)
             if job.streamed:
+                held.pop_all()
                 events = self._events(reply, first, parts, started, usage=wish.include_usage)
                 return EventStream(events, _headers(reply, route))
             await unless_gone(request.receive, _drain(reply, parts))
-        except BaseException:
-            await parts.aclose()
-            raise
         self._count(reply, started)
         return JSONResponse(reply.whole(), headers=_headers(reply, route))
 

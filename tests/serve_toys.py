@@ -13,6 +13,7 @@ import httpx
 import torch
 
 from talkoot.blend.folder import ROUTER, Blend, Expert
+from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig
 from talkoot.model.folder import write_file
 from talkoot.model.huggingface import save_folder
@@ -67,7 +68,6 @@ def write_blend(
         blend.set_general("seed")
     if router:
         Names(names).save(folder / ROUTER)
-        Tokenizer.bytes().save(folder)
     return folder
 
 
@@ -92,8 +92,7 @@ class Names:
     def save(self, path: Path) -> None:
         write_file(path, json.dumps(self.names).encode())
 
-    def route(self, ids) -> Decided:
-        text = Tokenizer.bytes().decode(ids)
+    def route_text(self, text: str) -> Decided:
         scores = {name: float(text.count(name)) for name in self.names}
         best = max(self.names, key=lambda name: scores[name])
         total = sum(scores.values())
@@ -104,13 +103,15 @@ class Names:
         return Names({*self.names, name})
 
     def without(self, name: str) -> Names:
+        if len(self.names) == 1:
+            raise TalkootError("nobody is left", where=name, why="", next="")
         return Names(set(self.names) - {name})
 
 
 def build_toy(folder: Path, settings: Settings = Settings(), **options: Any):
     """The application over a blend with such a router."""
     options = {"hosts": frozenset({"127.0.0.1"}), **options}
-    catalogue = Catalogue(folder, Names.load, Path.read_text)
+    catalogue = Catalogue(folder, Names.load, lambda path, router: path.read_text())
     return build(catalogue, settings, **options)
 
 

@@ -47,10 +47,12 @@ class Api:
         self.accounts = Accounts()
         self._changing = asyncio.Lock()
 
-    def shelf(self) -> Shelf:
-        """What is served now; the folder is looked at."""
-        if self.catalogue.refresh():
-            self._changed()
+    async def shelf(self) -> Shelf:
+        """What is served now; the folder is looked at, and read again, beside the requests, where it changed."""
+        if self.catalogue.stale:
+            async with self._changing:
+                if await asyncio.to_thread(self.catalogue.refresh):
+                    self._changed()
         return self.catalogue.shelf
 
     def _changed(self) -> None:
@@ -72,7 +74,7 @@ class Api:
         """Both kinds of completion."""
         started = time.monotonic()
         wish = parse(await _body(request), kind)
-        job, chat, shelf = wish.job(), kind is ChatRequest, self.shelf()
+        job, chat, shelf = wish.job(), kind is ChatRequest, await self.shelf()
         request.state.model = wish.model if wish.model in shelf.names else ""
         route = self.dispatcher.route(shelf, wish.model, job.prompt, wish.user or "")
         reply = Reply(chat=chat, model=wish.model, route=route, logprobs=job.logprobs)
@@ -112,14 +114,14 @@ class Api:
 
     # -- telling ---------------------------------------------------------------------------------------------
 
-    def models(self) -> dict[str, Any]:
+    async def models(self) -> dict[str, Any]:
         """``GET /v1/models``."""
-        shelf = self.shelf()
+        shelf = await self.shelf()
         return {"object": "list", "data": [_model(name, shelf) for name in shelf.names]}
 
-    def health(self) -> tuple[dict[str, Any], int]:
+    async def health(self) -> tuple[dict[str, Any], int]:
         """``GET /health``."""
-        shelf, now = self.shelf(), {slot.source: slot for slot in self.service.pool.slots}
+        shelf, now = await self.shelf(), {slot.source: slot for slot in self.service.pool.slots}
         experts = {
             name: {
                 "state": _state(now.get(source)),
@@ -179,11 +181,11 @@ def _api(request: Request) -> Api:
 
 
 async def _models(request: Request) -> Response:
-    return JSONResponse(_api(request).models())
+    return JSONResponse(await _api(request).models())
 
 
 async def _one_model(request: Request) -> Response:
-    shelf, name = _api(request).shelf(), request.path_params["name"]
+    shelf, name = await _api(request).shelf(), request.path_params["name"]
     if name not in shelf.names:
         raise NoSuchModel(f"the model {name!r} is not served", where="model", why="", next="see GET /v1/models")
     return JSONResponse(_model(name, shelf))
@@ -223,20 +225,20 @@ async def _add(request: Request) -> Response:
 async def _remove(request: Request) -> Response:
     _check_near(request)
     api, name = _api(request), request.path_params["name"]
-    if name not in api.shelf().experts:
+    if name not in (await api.shelf()).experts:
         raise NoSuchModel(f"there is no expert {name!r}", where="model", why="", next="see GET /v1/models")
     shelf = await api.change(lambda: api.catalogue.remove(name))
     return JSONResponse({"id": name, "object": "model", "deleted": True, "router": shelf.version or None})
 
 
 async def _health(request: Request) -> Response:
-    told, status = _api(request).health()
+    told, status = await _api(request).health()
     return JSONResponse(told, status_code=status)
 
 
 async def _metrics(request: Request) -> Response:
     api = _api(request)
-    text = api.accounts.text(api.shelf(), api.service.pool, api.service.gate.queued)
+    text = api.accounts.text(await api.shelf(), api.service.pool, api.service.gate.queued)
     return PlainTextResponse(text, media_type=MEDIA_TYPE)
 
 

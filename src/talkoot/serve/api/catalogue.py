@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend, Expert, check_name
 from talkoot.core.errors import TalkootError
 from talkoot.model.hf_config import CONFIG
-from talkoot.model.tokenizer import TOKENIZER, Tokenizer
+from talkoot.model.tokenizer import Tokenizer
 from talkoot.serve.api.models import FLOAT_BYTES, Source, describe
 
 AUTO, MOE, ENSEMBLE, GENERAL = "auto", "moe", "ensemble", "general"
@@ -33,7 +33,7 @@ class Decision(Protocol):
 
 
 class Router(Protocol):
-    """What is needed of ``talkoot.blend.router.Router``; ids are of the router's own tokenizer."""
+    """What is needed of ``talkoot.blend.router.Router``."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -45,16 +45,16 @@ class Router(Protocol):
         """Changes with what it decides."""
         ...
 
-    def route(self, ids: Sequence[int]) -> Decision:
+    def route_text(self, text: str) -> Decision:
         """Whose prompt this is."""
         ...
 
     def adding(self, name: str, statistics: Any) -> Router:
-        """One that knows another expert, too."""
+        """One that knows another expert, too, or other statistics of one."""
         ...
 
     def without(self, name: str) -> Router:
-        """One that never knew this expert."""
+        """One that never knew this expert; TalkootError where too few would be left to choose from."""
         ...
 
     def save(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class Shelf:
     Attributes:
         models: by the name that clients use; ``auto`` is none of them.
         experts: names of those that a router may choose.
-        router, tokenizer: of the prompt; None where nobody fitted one.
+        router: of prompts; None where nobody fitted one, or nobody is left to choose from.
         general: the model's name for text that no expert knows; empty for none.
         problems: what cannot be served, and why.
     """
@@ -77,7 +77,6 @@ class Shelf:
     models: Mapping[str, Source]
     experts: tuple[str, ...]
     router: Router | None = None
-    tokenizer: Tokenizer | None = None
     general: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -99,10 +98,10 @@ def _router(path: Path) -> Router:
     return Stored.load(path)
 
 
-def _statistics(path: Path) -> Any:
+def _statistics(path: Path, router: Any) -> Any:
     from talkoot.blend.statistics import Statistics
 
-    return Statistics.read(path)
+    return Statistics.read(path, features=router.features.id)
 
 
 class Catalogue:
@@ -110,7 +109,7 @@ class Catalogue:
 
     Args:
         folder: of a blend, or of a single model.
-        load_router, load_statistics: read the files of that name.
+        load_router, load_statistics: read such files; statistics must be what this router counts.
 
     Raises:
         TalkootError: it is neither.
@@ -120,7 +119,7 @@ class Catalogue:
         self,
         folder: Path,
         load_router: Callable[[Path], Router] = _router,
-        load_statistics: Callable[[Path], Any] = _statistics,
+        load_statistics: Callable[[Path, Any], Any] = _statistics,
     ) -> None:
         self.folder, self._load_router, self._load_statistics = folder, load_router, load_statistics
         self.single = not (folder / MANIFEST).exists() and (folder / CONFIG).exists()
@@ -128,6 +127,11 @@ class Catalogue:
         self.problem = ""  # why the newest state of the folder is not what is served
         self._stamp = self._look()
         self.shelf = self._read()
+
+    @property
+    def stale(self) -> bool:
+        """Whether the folder changed since it was read."""
+        return self._look() != self._stamp
 
     def refresh(self) -> bool:
         """Look whether the folder changed; True when there is a new shelf. A broken one leaves the old one."""
@@ -169,40 +173,35 @@ class Catalogue:
         experts = tuple(name for name in blend.names if name in models)
         router = self._router(blend, experts, problems)
         general = GENERAL if blend.manifest.general and GENERAL in models else ""
-        return Shelf(models, experts, router, self._tokenizer(router, blend, experts), general, problems)
+        return Shelf(models, experts, router, general, problems)
 
     def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
-        """The stored one, of exactly these experts: without those that went, with those that have statistics."""
+        """The stored one, of exactly these experts: with those that have statistics, without those that went."""
         path = self.folder / ROUTER
         if not path.exists():
             return None
         router = self._load_router(path)
-        for name in [one for one in router.names if one not in experts]:
-            if len(router.names) == 1:
-                return None
-            router = router.without(name)
         for name in experts:
             file = blend.statistics_file(name)
             if name not in router.names and file is not None:
                 try:
-                    router = router.adding(name, self._load_statistics(file))
+                    router = router.adding(name, self._load_statistics(file, router))
                 except TalkootError as problem:  # it is served under its name all the same
                     problems[name] = str(problem)
+        for name in [one for one in router.names if one not in experts]:
+            try:
+                router = router.without(name)
+            except TalkootError:  # nothing is left to choose between
+                return None
         return router
-
-    def _tokenizer(self, router: Router | None, blend: Blend, experts: Sequence[str]) -> Tokenizer | None:
-        if router is None:
-            return None
-        beside = self.folder / TOKENIZER
-        return Tokenizer.load(beside if beside.exists() else blend.model_folder(experts[0]))
 
     def add(self, name: str, model: str, statistics: str = "") -> Shelf:
         """Put an expert into the blend, or another one under its name.
 
         Args:
             name: of the expert.
-            model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder;
-                without statistics it is served under its own name, and no prompt is routed to it.
+            model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder.
+                Without statistics it is served under its name, and what the router knows of that name stays.
 
         Raises:
             TalkootError: nothing was changed.
@@ -211,21 +210,18 @@ class Catalogue:
         check_name(name)
         folder = blend.path(model)
         source = describe(name, "dense", folder)
-        tokenizer = Tokenizer.load(folder).digest()
         expert = Expert(
             name=name,
             model=model,
             parameters=source.weights // FLOAT_BYTES,
-            tokenizer=tokenizer,
+            tokenizer=Tokenizer.load(folder).digest(),
             statistics=statistics,
         )
-        router = self.shelf.router
-        if router is not None and name in router.names:
-            router = router.without(name) if len(router.names) > 1 else None
-        if router is not None and statistics:
-            router = router.adding(name, self._load_statistics(blend.path(statistics)))
-        if router is not None and router is not self.shelf.router:
-            router.save(self.folder / ROUTER)  # first: a router that knows more than there is does no harm
+        path = self.folder / ROUTER
+        if statistics and path.exists():
+            router = self._load_router(path)
+            router = router.adding(name, self._load_statistics(blend.path(statistics), router))
+            router.save(path)  # before the manifest: a router that knows more than there is does no harm
         blend.put(expert)
         self.refresh()
         return self.shelf

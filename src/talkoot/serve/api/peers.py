@@ -162,7 +162,7 @@ class _Remote:
             self.hear(number, Gone(reason))
 
     def _kill(self) -> None:
-        with suppress(KeyError):  # it has ended
+        with suppress(KeyError, ProcessLookupError):  # it has ended
             self._world.disturb(self._name, "kill")
 
     async def close(self) -> None:

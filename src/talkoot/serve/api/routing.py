@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from talkoot.core.errors import TalkootError, nearest
-from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Shelf
+from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Router, Shelf
 from talkoot.serve.api.models import Source
 from talkoot.serve.api.voices import Prompt
 
@@ -76,7 +76,7 @@ class Dispatcher:
             if model not in shelf.models:
                 raise _no_such(model, shelf)
             return Route(_mode(model, shelf), (shelf.models[model],) * 2)  # lost once, it is asked again
-        if shelf.router is None or shelf.tokenizer is None:
+        if shelf.router is None:
             return self._without_router(shelf)
         key = _conversation(prompt, user)
         held = self._held.get(key) if key and _turns(prompt) > 1 else None
@@ -84,7 +84,7 @@ class Dispatcher:
         if held is not None and held.candidates[0] in served:
             self._held.move_to_end(key)
             return replace(held, candidates=tuple(one for one in held.candidates if one in served), sticky=True)
-        route = self._ask(shelf, prompt)
+        route = self._ask(shelf, shelf.router, prompt)
         if key and route.known:
             self._held[key] = route
             while len(self._held) > MAX_CONVERSATIONS:
@@ -104,14 +104,11 @@ class Dispatcher:
             )
         return Route(_mode(name, shelf), (shelf.models[name],) * 2)
 
-    def _ask(self, shelf: Shelf, prompt: Prompt) -> Route:
-        router, tokenizer = shelf.router, shelf.tokenizer
-        if router is None or tokenizer is None:
-            raise ValueError("no router")
-        ids = tokenizer.encode(_routed(prompt, self._scope))
-        if not ids:
+    def _ask(self, shelf: Shelf, router: Router, prompt: Prompt) -> Route:
+        text = _routed(prompt, self._scope)
+        if not text.strip():
             return self._stand_in(shelf, {}, [], None)
-        said = router.route(ids)
+        said = router.route_text(text)
         scores = {name: float(score) for name, score in said.scores.items() if name in shelf.models}
         ranked = sorted(scores, key=lambda name: (name != said.expert, -scores[name]))
         if not said.known:

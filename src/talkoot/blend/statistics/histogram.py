@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -64,6 +64,29 @@ class Histogram:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def filled(self) -> int:
+        """How many buckets are not empty."""
+        return int((self.bigrams > 0).sum())
+
+    def packed(self) -> dict[str, Tensor]:
+        """As it is stored: the counts of tokens, the buckets that are not empty (int32, rising), and their counts."""
+        full = self.bigrams.nonzero()[:, 0]
+        return {"unigrams": self.unigrams, "full": full.to(torch.int32), "bigrams": self.bigrams[full]}
+
+    @classmethod
+    def unpacked(cls, vocabulary: int, buckets: int, parts: Mapping[str, Tensor]) -> Histogram:
+        """From what :meth:`packed` gave.
+
+        Raises:
+            ValueError: a bucket is out of range, out of order or named twice.
+        """
+        histogram, full = cls(vocabulary, buckets, parts["unigrams"]), parts["full"].long()
+        if len(full) and not (0 <= int(full[0]) and int(full[-1]) < buckets and bool((full.diff() > 0).all())):
+            raise ValueError("its buckets are out of range or out of order")
+        histogram.bigrams[full] = parts["bigrams"]
+        return histogram
 
     def check(self) -> None:
         """Whether these can be counts.

@@ -44,7 +44,8 @@ class Histogram:
         tokens = as_ids(ids, self.vocabulary)
         self.unigrams += torch.bincount(tokens, minlength=self.vocabulary)
         if self.buckets:
-            self.bigrams += torch.bincount(pair_buckets(tokens, self.buckets), minlength=self.buckets)
+            # Not bincount: that would make and add all buckets anew for each document, of which many are short.
+            self.bigrams.scatter_add_(0, pair_buckets(tokens, self.buckets), torch.ones_like(tokens[1:]))
 
     @property
     def tokens(self) -> int:
@@ -83,7 +84,7 @@ class Histogram:
             ValueError: a bucket is out of range, out of order or named twice.
         """
         histogram, full = cls(vocabulary, buckets, parts["unigrams"]), parts["full"].long()
-        if len(full) and not (0 <= int(full[0]) and int(full[-1]) < buckets and bool((full.diff() > 0).all())):
+        if len(full) and not (int(full[0]) >= 0 and int(full[-1]) < buckets and bool((full.diff() > 0).all())):
             raise ValueError("its buckets are out of range or out of order")
         histogram.bigrams[full] = parts["bigrams"]
         return histogram

@@ -259,7 +259,7 @@ class BlendRecipe(Section, frozen=True, kw_only=True, dict=True):
             return {"medium": load_config(self.model.load)}
         shapes = {}
         for size in SIZES:
-            own = msgspec.structs.replace(self.model, hidden=_round32(self.model.hidden * WIDER[size]))
+            own = msgspec.structs.replace(self.model, hidden=_round8(self.model.hidden * WIDER[size]))
             plain = {**msgspec.to_builtins(own), **self.model.sizes.get(size, {})}
             shape = build(plain, Model, what=UNUSABLE, where=f"model.sizes.{size}")
             shapes[size] = ModelConfig(
@@ -282,8 +282,8 @@ class BlendRecipe(Section, frozen=True, kw_only=True, dict=True):
         return decode(encode(self), dict[str, Any])
 
 
-def _round32(value: float) -> int:
-    return max(32, round(value / 32) * 32)
+def _round8(value: float) -> int:
+    return max(8, round(value / 8) * 8)
 
 
 def load_blend_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> BlendRecipe:

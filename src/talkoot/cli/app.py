@@ -100,6 +100,38 @@ def tune(
     verb.run(recipe=recipe, sets=(*sets, *chosen), sim=sim, out=out, as_json=json)
 
 
+blend = typer.Typer(
+    name="blend",
+    help="Experts trained apart: route between them, fuse them into one mixture, add and remove them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(blend)
+BlendFolder = Annotated[Path, typer.Argument(help="The blend's folder, with blend.json.")]
+
+
+@blend.command("train")
+def blend_train(
+    recipe: RecipeFile = None,
+    sets: Sets = [],  # noqa: B006
+    sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
+    out: Annotated[Optional[Path], typer.Option(help="The blend's folder; runs/NAME by default.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Train domain experts of equal or unlike sizes at equal compute; the same command resumes."""
+    from talkoot.cli import blend as verb
+
+    verb.train(recipe=recipe, sets=tuple(sets), sim=sim, out=out, as_json=json)
+
+
+@blend.command("show")
+def blend_show(folder: BlendFolder, json: Json = False) -> None:
+    """What a blend holds."""
+    from talkoot.cli import blend as verb
+
+    verb.show(folder, as_json=json)
+
+
 @app.command()
 def plan(
     recipe: RecipeFile = None,

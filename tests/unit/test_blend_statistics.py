@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from talkoot.blend.statistics import Gram, Histogram, Provenance, Source, Statistics, merge, read_header
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import digest
+from talkoot.core.ids import digest, digest_of_digests
 from talkoot.core.keys import Key
 
 FEATURES = digest(b"features")
@@ -171,7 +171,7 @@ def test_merged_statistics_may_be_signed_by_whoever_merged_them(tmp_path):
 
 def test_other_features_are_refused_before_a_number_is_read(tmp_path, monkeypatch):
     path = stored(tmp_path)
-    monkeypatch.setattr("talkoot.blend.statistics.file._check_sizes", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr("talkoot.blend.statistics.file.check_sizes", lambda *_: pytest.fail("it went on"))
     with pytest.raises(TalkootError, match="other features"):
         Statistics.read(path, features=digest(b"something else"))
 
@@ -181,11 +181,12 @@ def rewritten(path: Path, *, tensors: dict[str, torch.Tensor] | None = None, key
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     found = load_file(path) | (tensors or {})
-    header = msgspec.json.decode(metadata["statistics"]) | changes
+    header = msgspec.json.decode(metadata["statistics"])
+    for field, value in changes.items():
+        (header if field in header else header["outline"])[field] = value
     if key is not None:
-        from talkoot.blend.statistics.file import _content
-
-        header["content"] = _content(found)
+        parts = ((name, digest(part.numpy().tobytes())) for name, part in found.items())
+        header["outline"]["content"] = digest_of_digests(parts)
     text = msgspec.json.encode(header)
     signature = key.sign(bytes.fromhex(digest(text, "statistics"))).hex() if key else metadata["signature"]
     save_file(found, path, {"statistics": text.decode(), "signature": signature})
@@ -197,8 +198,9 @@ def test_a_changed_header_or_number_is_noticed(tmp_path):
         Statistics.read(rewritten(stored(tmp_path), documents=2))
     unigrams = example().histogram.unigrams.clone()
     unigrams[0] += 1
-    with pytest.raises(TalkootError, match="were changed"):
+    with pytest.raises(TalkootError) as caught:
         Statistics.read(rewritten(stored(tmp_path), tensors={"histogram.unigrams": unigrams}))
+    assert "changed" in caught.value.why
     with pytest.raises(TalkootError, match="somebody else"):
         Statistics.read(rewritten(stored(tmp_path), key=owner("b"), signer=owner("b").peer))
 
@@ -238,6 +240,9 @@ def test_matrices_that_no_rows_have_are_refused(tmp_path, case):
         ("histogram.unigrams", 0, 1 << 60, "large"),
         ("histogram.unigrams", 0, 1000, "header"),
         ("histogram.bigrams", 0, 1000, "more pairs"),
+        ("histogram.full", 0, -1, "out of range"),
+        ("histogram.full", 1, 15, "out of order"),
+        ("histogram.full", -1, 16, "out of range"),
     ],
 )
 def test_counts_that_no_text_has_are_refused(tmp_path, name, place, value, message):
@@ -256,12 +261,13 @@ def test_counts_that_no_text_has_are_refused(tmp_path, name, place, value, messa
         {"grams": {"layer.0": 10**6}},
         {"grams": {}},
         {"histogram": None},
-        {"histogram": (10**9, 16)},
+        {"histogram": (10**9, 16, 1)},
+        {"histogram": (20, 16, 17)},
     ],
 )
 def test_sizes_are_checked_before_anything_is_allocated(tmp_path, changes, monkeypatch):
     path = rewritten(stored(tmp_path), key=owner("a"), **changes)
-    monkeypatch.setattr("talkoot.blend.statistics.file._rebuilt", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr(Statistics, "rebuilt", lambda *_: pytest.fail("it went on"))
     with pytest.raises(TalkootError) as caught:
         Statistics.read(path)
     assert "sizes" in caught.value.why

@@ -68,7 +68,23 @@ def ridge(
     Raises:
         TalkootError: fewer than two classes, one without rows, unlike widths, or numbers that are not finite.
     """
-    matrix, sides = _system(grams, balanced=balanced and not paper, averaged=not paper)
+    matrix, sides = _system(grams, balanced=balanced and not paper)
+    return solve(matrix, sides, tuple(grams), strength=strength, intercept=intercept, paper=paper)
+
+
+def solve(
+    matrix: Tensor,
+    sides: Tensor,
+    names: tuple[str, ...],
+    *,
+    strength: float,
+    intercept: bool = True,
+    paper: bool = False,
+) -> Fit:
+    """As :func:`ridge`, from the sums: all classes' Gram matrix, and each class's sum of rows as a column."""
+    if not paper:
+        rows = float(matrix[-1, -1])
+        matrix, sides = matrix / rows, sides / rows
     penalty = torch.ones(len(matrix), dtype=torch.float64)
     unit = 1.0 if paper else float(matrix.diagonal()[:-1].mean()) or 1.0
     if not intercept:
@@ -80,12 +96,12 @@ def ridge(
         factor, failed = torch.linalg.cholesky_ex(ridged)
         if not int(failed):
             weights = torch.cholesky_solve(sides, factor)
-            return Fit(weights, tuple(grams), _condition(ridged, factor), strength)
+            return Fit(weights, names, _condition(ridged, factor), strength)
         strength = max(10 * strength, 1e-12)
     values, vectors = torch.linalg.eigh(ridged)
     kept = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
     weights = vectors[:, kept] @ ((vectors[:, kept].T @ sides) / values[kept, None])
-    return Fit(weights, tuple(grams), float(values[-1] / values[kept][0]), strength)
+    return Fit(weights, names, float(values[-1] / values[kept][0]), strength)
 
 
 def cross_validated(
@@ -99,7 +115,8 @@ def cross_validated(
     Returns:
         The best strength, and of each its mean squared error over ``(1 - degrees of freedom / n)^2``.
     """
-    matrix, sides = _system(grams, balanced=balanced, averaged=True)
+    matrix, sides = _system(grams, balanced=balanced)
+    matrix, sides = matrix / matrix[-1, -1], sides / matrix[-1, -1]
     rows, shares = sum(gram.count for gram in grams.values()), sides[-1].clone()
     features, sides, second, fixed = matrix[:-1, :-1], sides[:-1], shares, 0
     unit = float(features.diagonal().mean()) or 1.0
@@ -122,8 +139,8 @@ def cross_validated(
     return min(found, key=lambda strength: found[strength]), found
 
 
-def _system(grams: Mapping[str, Gram], *, balanced: bool, averaged: bool) -> tuple[Tensor, Tensor]:
-    """Left and right side, (width + 1, width + 1) and (width + 1, D); per row of data where ``averaged``."""
+def _system(grams: Mapping[str, Gram], *, balanced: bool) -> tuple[Tensor, Tensor]:
+    """Left and right side, (width + 1, width + 1) and (width + 1, D)."""
     widths = {name: gram.width for name, gram in grams.items()}
     if len(grams) < 2:
         why = f"there is {len(grams)}, and a choice needs two"
@@ -138,8 +155,7 @@ def _system(grams: Mapping[str, Gram], *, balanced: bool, averaged: bool) -> tup
     if not bool(torch.isfinite(matrix).all()):
         raise _refused("the statistics are not finite", ", ".join(grams), "a sum of products is NaN or infinite")
     sides = torch.stack([gram.total * shares[name] for name, gram in grams.items()], dim=1)
-    rows = float(matrix[-1, -1]) if averaged else 1.0
-    return matrix / rows, sides / rows
+    return matrix, sides
 
 
 def _condition(matrix: Tensor, factor: Tensor) -> float:

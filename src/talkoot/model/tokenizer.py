@@ -208,9 +208,14 @@ class Tokenizer:
         """Text of token ids; markers are left out unless ``special``. Broken UTF-8 shows as U+FFFD."""
         return self._plain.decode(list(ids), skip_special_tokens=not special)
 
+    @property
+    def content(self) -> str:
+        """The text of a ``tokenizer.json``, from which the same tokenizer is made."""
+        return self._plain.to_str()
+
     def digest(self) -> str:
         """Content hash (blake2b, 64 hex digits): equal digests mean equal ids for every text."""
-        content = [json.loads(self._plain.to_str()), self.bos_id, self.eos_id]
+        content = [json.loads(self.content), self.bos_id, self.eos_id]
         return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +44,8 @@ class Histogram:
         tokens = as_ids(ids, self.vocabulary)
         self.unigrams += torch.bincount(tokens, minlength=self.vocabulary)
         if self.buckets:
-            self.bigrams += torch.bincount(pair_buckets(tokens, self.buckets), minlength=self.buckets)
+            # Not bincount: that would make and add all buckets anew for each document, of which many are short.
+            self.bigrams.scatter_add_(0, pair_buckets(tokens, self.buckets), torch.ones_like(tokens[1:]))
 
     @property
     def tokens(self) -> int:
@@ -64,6 +65,29 @@ class Histogram:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def filled(self) -> int:
+        """How many buckets are not empty."""
+        return int((self.bigrams > 0).sum())
+
+    def packed(self) -> dict[str, Tensor]:
+        """As it is stored: the counts of tokens, the buckets that are not empty (int32, rising), and their counts."""
+        full = self.bigrams.nonzero()[:, 0]
+        return {"unigrams": self.unigrams, "full": full.to(torch.int32), "bigrams": self.bigrams[full]}
+
+    @classmethod
+    def unpacked(cls, vocabulary: int, buckets: int, parts: Mapping[str, Tensor]) -> Histogram:
+        """From what :meth:`packed` gave.
+
+        Raises:
+            ValueError: a bucket is out of range, out of order or named twice.
+        """
+        histogram, full = cls(vocabulary, buckets, parts["unigrams"]), parts["full"].long()
+        if len(full) and not (int(full[0]) >= 0 and int(full[-1]) < buckets and bool((full.diff() > 0).all())):
+            raise ValueError("its buckets are out of range or out of order")
+        histogram.bigrams[full] = parts["bigrams"]
+        return histogram
 
     def check(self) -> None:
         """Whether these can be counts.

@@ -8,48 +8,18 @@ stays at home. :meth:`Statistics.blurred` adds noise; it is no guarantee of diff
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import torch
+from torch import Tensor
 
-from talkoot.blend.statistics import file
 from talkoot.blend.statistics.gram import Gram
 from talkoot.blend.statistics.histogram import Histogram
-from talkoot.core.errors import TalkootError
-from talkoot.core.ids import Digest, PeerId, short
+from talkoot.blend.statistics.provenance import Outline, Provenance
+from talkoot.core.ids import Digest, digest, digest_of_digests
 from talkoot.core.keys import Key
-
-
-class Source(msgspec.Struct, frozen=True, order=True):
-    """Somebody's text.
-
-    Attributes:
-        contributor: who counted.
-        dataset: digest of the documents, in any order.
-    """
-
-    contributor: PeerId
-    dataset: Digest
-
-
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where statistics come from.
-
-    Attributes:
-        features: digest of all that turns text into what is counted: tokenizer, embeddings or trunk, sizes. Statistics
-            of unlike features do not add up.
-        domain: the kind of text, in its owner's words; an expert's name.
-        sources: whose texts they are, sorted.
-        code: version of talkoot that counted.
-    """
-
-    features: str
-    domain: str
-    sources: tuple[Source, ...]
-    code: str
 
 
 @dataclass(frozen=True)
@@ -91,13 +61,60 @@ class Statistics:
             if self.histogram.tokens != self.tokens:
                 raise ValueError(f"the histogram counts {self.histogram.tokens} tokens, the header {self.tokens}")
 
+    def outline(self) -> Outline:
+        """All but the numbers."""
+        histogram = self.histogram
+        return Outline(
+            provenance=self.provenance,
+            documents=self.documents,
+            tokens=self.tokens,
+            grams={name: gram.width for name, gram in sorted(self.grams.items())},
+            histogram=(histogram.vocabulary, histogram.buckets, histogram.filled) if histogram else None,
+            content=_content(self.numbers()),
+        )
+
+    def numbers(self) -> dict[str, Tensor]:
+        """The numbers by name, as they are stored."""
+        tensors = {f"gram.{name}": gram.packed() for name, gram in self.grams.items()}
+        if self.histogram is not None:
+            tensors |= {f"histogram.{name}": part for name, part in self.histogram.packed().items()}
+        return tensors
+
+    @classmethod
+    def rebuilt(cls, outline: Outline, tensors: Mapping[str, Tensor]) -> Statistics:
+        """Statistics from both, checked.
+
+        Raises:
+            ValueError: the numbers are others than the outline's, or no text has them.
+        """
+        if _content(tensors) != outline.content:
+            raise ValueError("the numbers were changed")
+        histogram = None
+        if outline.histogram:
+            vocabulary, buckets, _ = outline.histogram
+            parts = {name: tensors[f"histogram.{name}"] for name in ("unigrams", "full", "bigrams")}
+            histogram = Histogram.unpacked(vocabulary, buckets, parts)
+        statistics = cls(
+            provenance=outline.provenance,
+            grams={name: Gram.unpacked(width, tensors[f"gram.{name}"]) for name, width in outline.grams.items()},
+            histogram=histogram,
+            documents=outline.documents,
+            tokens=outline.tokens,
+        )
+        statistics.check()
+        return statistics
+
     def write(self, path: Path, key: Key) -> None:
         """Write as a file signed by ``key``; see :func:`talkoot.blend.statistics.file.write`."""
+        from talkoot.blend.statistics import file  # the file knows what it holds
+
         file.write(self, path, key)
 
     @classmethod
     def read(cls, path: Path, *, features: str = "") -> Statistics:
         """Read a file and check all of it; see :func:`talkoot.blend.statistics.file.read`."""
+        from talkoot.blend.statistics import file
+
         return file.read(path, features=features)
 
     def blurred(self, scale: float, seed: int) -> Statistics:
@@ -117,59 +134,5 @@ class Statistics:
         )
 
 
-def merge(parts: Sequence[Statistics]) -> Statistics:
-    """One domain's statistics from several owners.
-
-    Integers add up exactly in any order. Gram matrices of other numbers are added in the order of their sources, so
-    the same parts give the same bits in whatever order they came.
-
-    Raises:
-        TalkootError: no parts, unlike features, domains or contents, or a text that would count twice.
-    """
-    if not parts:
-        raise _unlike("there is nothing to merge", "no statistics were given", "count some first")
-    parts = sorted(parts, key=lambda part: part.provenance.sources)
-    first = parts[0]
-    _refuse_twice([source for part in parts for source in part.provenance.sources])
-    for other in parts[1:]:
-        for what in ("features", "domain"):
-            ours, theirs = getattr(first.provenance, what), getattr(other.provenance, what)
-            if ours != theirs:
-                why = f"{what} {ours!r} and {theirs!r}"
-                raise _unlike(f"statistics of unlike {what} do not add up", why, "count them anew with the same")
-        if _form(first) != _form(other):
-            raise _unlike("statistics of unlike contents do not add up", f"{_form(first)} and {_form(other)}", "")
-    total = first
-    for part in parts[1:]:
-        total = replace(
-            total,
-            grams={name: gram + part.grams[name] for name, gram in total.grams.items()},
-            histogram=total.histogram + part.histogram if total.histogram and part.histogram else None,
-            documents=total.documents + part.documents,
-            tokens=total.tokens + part.tokens,
-        )
-    sources = tuple(sorted(source for part in parts for source in part.provenance.sources))
-    return replace(total, provenance=msgspec.structs.replace(first.provenance, sources=sources))
-
-
-def _form(statistics: Statistics) -> str:
-    histogram = statistics.histogram
-    counted = f"histogram of {histogram.vocabulary} + {histogram.buckets}; " if histogram else ""
-    return counted + ", ".join(f"{name}: width {gram.width}" for name, gram in sorted(statistics.grams.items()))
-
-
-def _refuse_twice(sources: Sequence[Source]) -> None:
-    seen: dict[str, str] = {}
-    for source in sources:
-        if source.dataset in seen:
-            by = {seen[source.dataset], source.contributor}
-            raise _unlike(
-                "the same text would count twice",
-                f"data set {short(source.dataset)} was counted by {' and by '.join(sorted(map(short, by)))}",
-                "leave one of them out",
-            )
-        seen[source.dataset] = source.contributor
-
-
-def _unlike(what: str, why: str, next: str) -> TalkootError:
-    return TalkootError(what, where="statistics", why=why, next=next or "count them anew with the same talkoot")
+def _content(tensors: Mapping[str, Tensor]) -> Digest:
+    return digest_of_digests((name, digest(part.numpy().tobytes())) for name, part in tensors.items())

@@ -199,6 +199,10 @@ class Tokenizer:
         """Text of token ids; markers are left out unless ``special``. Broken UTF-8 shows as U+FFFD."""
         return self._plain.decode(list(ids), skip_special_tokens=not special)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token, markers included; byte-level tokens as the file spells them."""
+        return self._plain.get_vocab(with_added_tokens=True)
+
     def digest(self) -> str:
         """Content hash (blake2b, 64 hex digits): equal digests mean equal ids for every text."""
         content = [json.loads(self._plain.to_str()), self.bos_id, self.eos_id]

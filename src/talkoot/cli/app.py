@@ -233,6 +233,34 @@ def watch(
 
 
 @app.command()
+def serve(
+    folder: Annotated[Path, typer.Argument(help="A blend's folder, or a Hugging Face model's.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")] = 8000,
+    token: Annotated[Optional[str], typer.Option(help="Secret that clients need; required off loopback.")] = None,  # noqa: UP045
+    memory: Annotated[Optional[str], typer.Option(help="What models may take together: 2GB, 512MiB.")] = None,  # noqa: UP045
+    unknown: Annotated[
+        str, typer.Option("--mode-for-unknown", help="Prompts that no expert knows: general, ensemble or refuse.")
+    ] = "general",
+    route_on: Annotated[str, typer.Option("--route-on", help="Route by the user's last turn, or the chat.")] = "turn",
+    remote: Annotated[bool, typer.Option("--remote", help="Run each model in a process of its own.")] = False,
+) -> None:
+    """Serve experts behind an OpenAI-compatible address; prompts to `auto` go to the expert that knows them."""
+    from talkoot.cli import serve as verb
+
+    verb.run(
+        folder,
+        host=host,
+        port=port,
+        token=token,
+        memory=memory,
+        unknown=unknown,
+        route_on=route_on,
+        remote=remote,
+    )
+
+
+@app.command()
 def report(
     run: RunFolder,
     out: Annotated[Optional[Path], typer.Option(help="The file; RUN/report.html by default.")] = None,  # noqa: UP045

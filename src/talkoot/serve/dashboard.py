@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from talkoot.core.errors import TalkootError
+from talkoot.serve.exposition import MEDIA_TYPE, Metric, exposition
 from talkoot.serve.follow import Follower, Picture
 from talkoot.serve.guard import LOOPBACK, Guard
 from talkoot.serve.markup import Markup
@@ -101,7 +102,7 @@ async def _health(request: Request) -> JSONResponse:
 
 
 async def _metrics(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(metrics(_picture(request).view), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(metrics(_picture(request).view), media_type=MEDIA_TYPE)
 
 
 async def _events(request: Request) -> StreamingResponse:
@@ -148,13 +149,9 @@ def metrics(view: dict[str, Any]) -> str:
             ("rounds_alone", "gauge", "Rounds in which a peer learned from itself only.", told["alone"]["rounds"]),
             ("refused_total", "counter", "Records and completions of others not used.", told["refused"]),
         ]
-    lines = []
-    for name, kind, text, value in rows:
-        lines += [f"# HELP talkoot_{name} {text}", f"# TYPE talkoot_{name} {kind}"]
-        lines.append(f"talkoot_{name} {'NaN' if value is None else repr(value)}")
     world = view["run"].get("world", "unknown")
-    lines += ["# HELP talkoot_run The run.", "# TYPE talkoot_run gauge", f'talkoot_run{{world="{world}"}} 1']
-    return "\n".join(lines) + "\n"
+    run = Metric("run", "gauge", "The run.", {(("world", str(world)),): 1})
+    return exposition([*(Metric(*row) for row in rows), run])
 
 
 def serve_dashboard(

@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         closing: awaited first when the server stops: open streams must hear that they are to end.
     """
 
-    def __init__(self, app: ASGIApp, closing: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp, closing: Callable[[], Awaitable[None]] | None = None) -> None:
         config = uvicorn.Config(
             app,
             loop="asyncio",
@@ -94,7 +94,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop."""
-        await self._closing()
+        if self._closing is not None:
+            await self._closing()
         await super().shutdown(sockets)
 
     def run_on(self, listener: socket.socket) -> None:

@@ -200,8 +200,8 @@ def _single(problem: Exception) -> Exception:
 
 
 async def _report(world: World, lead: PeerId, problem: TalkootError) -> None:
-    where = f"peer {world.name}: {problem.where}"
-    await world.send(lead, FAILED, Failure(problem.what, where, problem.why, problem.next, problem.code))
+    failure = failure_of(problem)
+    await world.send(lead, FAILED, msgspec.structs.replace(failure, where=f"peer {world.name}: {failure.where}"))
     await asyncio.sleep(0)  # let the message leave before the peer does
 
 
@@ -216,8 +216,13 @@ def _bug(problem: Exception) -> TalkootError:
     )
 
 
+def failure_of(problem: TalkootError) -> Failure:
+    """A user's error as the body of a message; :func:`rebuild_failure` makes it one again."""
+    return Failure(problem.what, problem.where, problem.why, problem.next, problem.code)
+
+
 def rebuild_failure(message: Message) -> TalkootError:
-    """The error that a :data:`FAILED` message carries; a code that is no failure's counts as a bug.
+    """The error that a message with a :class:`Failure` carries; a code that is no failure's counts as a bug.
 
     Raises:
         ValueError: the body is not a :class:`Failure`.
@@ -228,4 +233,4 @@ def rebuild_failure(message: Message) -> TalkootError:
     return TalkootError(failure.what, where=failure.where, why=failure.why, next=failure.next, code=code)
 
 
-__all__ = ["PeerWorld", "check_outgoing", "load_program", "rebuild_failure", "run_program"]
+__all__ = ["PeerWorld", "check_outgoing", "failure_of", "load_program", "rebuild_failure", "run_program"]

@@ -1,4 +1,4 @@
-"""A prompt as an instruction-tuned model wants to read it: one user turn in its chat template (``talkoot.model.chat``)."""
+"""A prompt as an instruction-tuned model wants to read it: one user turn in its chat template."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""What can be served, and how each kind gets into memory. Importing this stays light; loading imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from talkoot.core.registry import Registry
+from talkoot.model.folder import read_headers, read_json
+from talkoot.model.hf_config import CONFIG
+
+FLOAT_BYTES = 4  # models compute in float32: on processors the half types are slower
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that could be loaded.
+
+    Attributes:
+        name: as clients call it.
+        kind: how it is loaded, of :data:`kinds`.
+        folders: Hugging Face folders; several for an ensemble.
+        stamp: changes when the weights on disk do.
+        weights: bytes that they take in memory.
+        positions: tokens that prompt and answer may have together; 0 = the folder does not say.
+    """
+
+    name: str
+    kind: str
+    folders: tuple[str, ...]
+    stamp: str
+    weights: int
+    positions: int
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt to go on with.
+
+    Attributes:
+        tokens: ids, at least one.
+        max_tokens: at most so many new ones.
+        ends: ids that end an answer, beside the model's own.
+        temperature, top_p, seed: as for ``talkoot.model.generate.stream``.
+    """
+
+    tokens: tuple[int, ...]
+    max_tokens: int
+    ends: tuple[int, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """A new token, the natural logarithm of its probability, and why it is the last: ``stop``, ``length`` or ``""``."""
+
+    id: int
+    logprob: float
+    last: str = ""
+
+
+class Model(Protocol):
+    """A model in memory; ``size`` is its number of parameters."""
+
+    size: int
+
+    def stream(self, ask: Ask) -> Iterator[Token]:
+        """The answer, token by token; ValueError or TalkootError where it cannot be given."""
+        ...
+
+
+kinds: Registry[Callable[[Source], Model]] = Registry("kind of served model")
+
+
+class StageModel:
+    """One model with the interface of a whole ``Stage``."""
+
+    def __init__(self, stage: Any) -> None:
+        self.size = sum(parameter.numel() for parameter in stage.parameters())
+        self._stage = stage
+
+    def stream(self, ask: Ask) -> Iterator[Token]:
+        """See :class:`Model`."""
+        import torch
+
+        from talkoot.model.generate import stream
+
+        ends = {*self._stage.config.eos_ids, *ask.ends}
+        steps = stream(
+            self._stage,
+            torch.tensor([ask.tokens]),
+            ask.max_tokens,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            seed=[ask.seed],
+            eos_id=tuple(ends),
+        )
+        yield from told((step[0] for step in steps), ends, ask.max_tokens)
+
+
+def told(steps: Iterator[Any], ends: set[int], max_tokens: int) -> Iterator[Token]:
+    """Sampled tokens (``token``, ``logprob``) with the reason why the last one is the last."""
+    for number, sampled in enumerate(steps, 1):
+        last = "stop" if sampled.token in ends else "length" if number == max_tokens else ""
+        yield Token(sampled.token, sampled.logprob, last)
+
+
+@kinds.register("dense")
+def _dense(source: Source) -> Model:
+    from talkoot.model.huggingface import load_model
+
+    return StageModel(load_model(source.folders[0]))
+
+
+class _Positions(msgspec.Struct):
+    max_position_embeddings: int = 0
+
+
+def describe(name: str, kind: str, *folders: Path) -> Source:
+    """A model by its folders; reads headers only.
+
+    Raises:
+        TalkootError: a folder holds no model.
+    """
+    entries = [entry for folder in folders for entry in read_headers(folder).values()]
+    files = sorted({folder / CONFIG for folder in folders} | {entry.file for entry in entries})
+    stats = [path.stat() for path in files]
+    said = [read_json(folder / CONFIG, _Positions).max_position_embeddings for folder in folders]
+    return Source(
+        name=name,
+        kind=kind,
+        folders=tuple(map(str, folders)),
+        stamp=" ".join(f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}" for stat in stats),
+        weights=sum(prod(entry.shape) for entry in entries) * FLOAT_BYTES,
+        positions=min((one for one in said if one), default=0),
+    )

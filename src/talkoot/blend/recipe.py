@@ -59,12 +59,14 @@ class General(Section, frozen=True, kw_only=True):
 
     Attributes:
         sources, column: its text; see ``talkoot.data``.
+        megabytes: at most so much of each source (a sample of its documents, chosen by their content); 0 = all.
         domains: also every domain's text, in the order of the recipe.
         steps, learning_rate: all weights are trained; 0 steps = experts begin with random weights (or ``model.load``).
     """
 
     sources: tuple[str, ...] = ("bundled:shakespeare",)
     column: str = "text"
+    megabytes: float = 0.0
     domains: bool = False
     steps: int = 300
     learning_rate: float = 3e-3
@@ -124,6 +126,7 @@ class Domain(Section, frozen=True, kw_only=True):
     Attributes:
         name: also its expert's.
         source, column: its text; see ``talkoot.data``.
+        megabytes: at most so much of it, a sample as above; 0 = all.
         pieces: cut each document into so many stretches before text is split; 0 = as many as make 200 of all.
         difficulty: ``easy``, ``medium``, ``hard``; empty = estimated.
         peer: name of the one peer that may read the text; empty = any.
@@ -132,6 +135,7 @@ class Domain(Section, frozen=True, kw_only=True):
     name: str
     source: str
     column: str = "text"
+    megabytes: float = 0.0
     pieces: int = 0
     difficulty: str = ""
     peer: str = ""
@@ -202,6 +206,8 @@ class BlendRecipe(Section, frozen=True, kw_only=True, dict=True):
             classes = ("", *CLASSES)
             yield f"domains.{domain.name}.difficulty", domain.difficulty, domain.difficulty in classes, str(classes)
             yield f"domains.{domain.name}.pieces", domain.pieces, 0 <= domain.pieces <= MOST, "at least 0"
+            yield f"domains.{domain.name}.megabytes", domain.megabytes, 0 <= domain.megabytes < math.inf, "at least 0"
+        yield "general.megabytes", general.megabytes, 0 <= general.megabytes < math.inf, "at least 0"
         for size in self.model.sizes:
             yield "model.sizes", size, size in SIZES, f"one of {', '.join(SIZES)}"
         yield "peers", len(self.peers), len(self.peers) >= 1, "at least one"

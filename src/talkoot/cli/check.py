@@ -27,7 +27,11 @@ def check_log(run: Path, *, as_json: bool) -> None:
     finally:
         log.close()
     recipe = first.receipt.read(Start).recipe if first and first.receipt.op == "run.start" else {}
-    if is_tuning(recipe):
+    if "experts" in recipe:
+        from talkoot.blend.train.verify import verify as verify_blend
+
+        findings = verify_blend(run / LOG)
+    elif is_tuning(recipe):
         from talkoot.tune.verify import verify as verify_tuned
 
         findings = verify_tuned(run / LOG)

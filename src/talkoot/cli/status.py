@@ -9,6 +9,7 @@ import msgspec
 
 from talkoot.cli.check import check_log
 from talkoot.cli.output import blended, print_json, print_table
+from talkoot.cli.status_blend import show_blend
 from talkoot.cli.status_rounds import show_rounds
 from talkoot.cli.status_tune import show_tune
 from talkoot.core.errors import TalkootError
@@ -64,6 +65,9 @@ def _out_of_range(run: Path, asked: str, why: str) -> TalkootError:
 def _show(state: State, as_json: bool, extra: dict[str, Any]) -> None:
     if state["tune"].active:
         show_tune(state, state["tune"], extra, as_json=as_json)
+        return
+    if state["blend"].active:
+        show_blend(state, state["blend"], extra, as_json=as_json)
         return
     run, peers, train = state["run"], state["peers"], state["train"]
     present = {peer: msgspec.to_builtins(facts) for peer, facts in peers.present.items()}

@@ -34,6 +34,7 @@ class Cache:
         self.padding = padding
         self._room = room
         self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self.carried: dict[int, Tensor] = {}  # what else a block of that slot remembers of each text, (B, ...)
 
     def append(self, slot: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new (B, K, T, d) keys and values behind the old ones and return all of them."""
@@ -62,6 +63,7 @@ class Cache:
             slot: (self._selected(keys, rows), self._selected(values, rows))
             for slot, (keys, values) in self._slots.items()
         }
+        self.carried = {slot: value[rows] for slot, value in self.carried.items()}
         if self.padding is not None:
             self.padding = self.padding[rows]
 
@@ -81,6 +83,7 @@ class Positions:
     cos: Tensor
     sin: Tensor
     padding: Tensor | None = None
+    scores: Tensor | None = None  # of a mixture's experts, (B, T, D), where they follow from the tokens alone
     _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     @classmethod

@@ -42,7 +42,9 @@ _RELATIVES = {
     "mixtral": "Mixtral is a mixture of experts",
     "qwen2_moe": "Qwen2-MoE is a mixture of experts",
     "qwen3_moe": "Qwen3-MoE is a mixture of experts",
+    "talkoot_mixture": "it is a mixture of experts in talkoot's own format",
 }
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "talkoot_mixture")  # that `talkoot.blend.mixture` reads
 
 
 class _Rope(msgspec.Struct):
@@ -94,8 +96,13 @@ class _Generation(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
 
 
-def load_config(folder: Path | str) -> ModelConfig:
+def load_config(folder: Path | str, family: str | None = None) -> ModelConfig:
     """The shape of the model in a Hugging Face folder.
+
+    Args:
+        folder: holds config.json.
+        family: read it as that of this family, whatever model_type it names: for a mixture of experts, whose trunk is
+            that of a dense model. The caller answers for everything else that model_type means.
 
     ``dtype`` is taken from the weights' headers where weights are there, because config.json may disagree;
     end tokens from generation_config.json where it names them, because chat models end turns with extra ones.
@@ -106,24 +113,25 @@ def load_config(folder: Path | str) -> ModelConfig:
     folder = Path(folder)
     path = folder / CONFIG
     raw = read_json(path, _Config)
-    family = _family(raw, path)
+    kind = family or raw.model_type
+    family_of = _FAMILIES[kind] if family else _family(raw, path)
     _check_supported(raw, path)
     generation = folder / GENERATION
     ends = read_json(generation, _Generation).eos_token_id if generation.exists() else None
     declared = str(raw.dtype or raw.torch_dtype or "float32").removeprefix("torch.")
     dtype = stored_dtype(read_headers(folder).values()) if has_weights(folder) else declared
-    kv_heads = family.kv_heads if raw.num_key_value_heads is msgspec.UNSET else raw.num_key_value_heads
+    kv_heads = family_of.kv_heads if raw.num_key_value_heads is msgspec.UNSET else raw.num_key_value_heads
     theta, scaling = _rope(raw, path)
-    window, full = _window(raw, family, path)
+    window, full = _window(raw, kind, family_of, path)
     try:
         return ModelConfig(
-            family=raw.model_type,  # type: ignore[arg-type]  # _family has checked it
+            family=kind,  # type: ignore[arg-type]  # one of _FAMILIES
             vocab_size=raw.vocab_size,
             width=raw.hidden_size,
             layers=raw.num_hidden_layers,
             heads=raw.num_attention_heads,
             kv_heads=kv_heads or raw.num_attention_heads,
-            head_dim=raw.head_dim or family.head_dim or raw.hidden_size // max(1, raw.num_attention_heads),
+            head_dim=raw.head_dim or family_of.head_dim or raw.hidden_size // max(1, raw.num_attention_heads),
             hidden=raw.intermediate_size,
             rope_theta=theta,
             rope_scaling=scaling,
@@ -131,7 +139,7 @@ def load_config(folder: Path | str) -> ModelConfig:
             tied=raw.tie_word_embeddings,
             sliding_window=window,
             full_layers=full,
-            max_positions=raw.max_position_embeddings or family.max_positions,
+            max_positions=raw.max_position_embeddings or family_of.max_positions,
             bos_id=raw.bos_token_id,
             eos_ids=_ids(ends if ends is not None else raw.eos_token_id),
             pad_id=raw.pad_token_id,
@@ -202,7 +210,10 @@ def _family(raw: _Config, path: Path) -> _Family:
     kind = raw.model_type
     if kind not in _FAMILIES:
         why = f"model_type {kind!r}: " + (_RELATIVES.get(kind) or nearest(kind, _FAMILIES))
-        raise refuse("this architecture is not supported", path, why, f"use one of: {', '.join(_FAMILIES)}")
+        next = f"use one of: {', '.join(_FAMILIES)}"
+        if kind in MIXTURES:
+            next = "load it as a mixture (talkoot.blend.mixture.load_mixture); as a dense model, " + next
+        raise refuse("this architecture is not supported", path, why, next)
     family = _FAMILIES[kind]
     for name in raw.architectures or []:
         if name != family.architecture:
@@ -255,18 +266,18 @@ def _rope(raw: _Config, path: Path) -> tuple[float, LinearScaling | Llama3Scalin
     )
 
 
-def _window(raw: _Config, family: _Family, path: Path) -> tuple[int | None, tuple[int, ...]]:
+def _window(raw: _Config, kind: str, family: _Family, path: Path) -> tuple[int | None, tuple[int, ...]]:
     """The sliding window and the blocks that ignore it, as transformers decides them for each family."""
     window = family.window if raw.sliding_window is msgspec.UNSET else raw.sliding_window
-    if raw.model_type == "llama":
+    if kind == "llama":
         window = None
-    if raw.model_type.startswith("qwen") and not raw.use_sliding_window:
+    if kind.startswith("qwen") and not raw.use_sliding_window:
         window = None
     count = min(max(raw.num_hidden_layers, 0), 4096)  # ModelConfig refuses more
-    first = raw.max_window_layers if raw.model_type.startswith("qwen") else 0
+    first = raw.max_window_layers if kind.startswith("qwen") else 0
     derived = ["full_attention" if window is None or i < first else "sliding_attention" for i in range(count)]
     types = raw.layer_types or derived
-    fixed = not raw.model_type.startswith("qwen")
+    fixed = not kind.startswith("qwen")
     if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
         why = f"it names {len(types)} blocks of kinds {sorted(set(types))[:4]}, the model has {count} blocks"
     elif (fixed and types != derived) or ("sliding_attention" in types and window is None):

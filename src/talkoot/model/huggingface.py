@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,27 @@ def load_stage(
     config, entries = preflight(folder)
     stage = Stage(config, first, last, dtype=dtype, device=device, autocast=autocast)
     owners = {copy: owner for owner, copy in tied_names(config)}
-    with ExitStack() as files, torch.no_grad():
+    mine = stage.tensors()  # a tied checkpoint's own copy is ignored, as transformers does
+    with torch.no_grad():
+        for name, value in read_tensors(entries, {name: owners.get(name, name) for name in mine}):
+            mine[name].copy_(value)
+    return stage
+
+
+def read_tensors(entries: Mapping[str, Entry], sources: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Values by name, one at a time, from files whose headers were read before.
+
+    Args:
+        entries: where each tensor lies.
+        sources: wanted name to the name in the files.
+    """
+    with ExitStack() as files:
         opened: dict[Path, Any] = {}
-        for name, parameter in stage.tensors().items():
-            source = owners.get(name, name)  # a tied checkpoint's own copy is ignored, as transformers does
+        for name, source in sources.items():
             path = entries[source].file
             if path not in opened:
                 opened[path] = files.enter_context(_open(path))
-            parameter.copy_(opened[path].get_tensor(source))
-    return stage
+            yield name, opened[path].get_tensor(source)
 
 
 def load_model(
@@ -105,27 +117,50 @@ def save_folder(
     """
     folder = Path(folder)
     check_tensors(config, {name: tuple(value.shape) for name, value in tensors.items()}, folder)
-    if folder.exists() and not (folder / CONFIG).exists() and (not folder.is_dir() or any(folder.iterdir())):
-        why = f"it exists and holds no {CONFIG}"
-        raise refuse("the export would overwrite something else", folder, why, "choose another folder")
     written = dtype or getattr(torch, config.dtype)
     copies = {copy for _, copy in tied_names(config)}
     names = [n for index in range(config.layer_count) for n in config.layer_shapes(index) if n not in copies]
+    files = config_files(config, str(written).removeprefix("torch."))
+    write_folder(folder, files, {name: tensors[name] for name in names}, tokenizer, max_shard_bytes, written)
+
+
+def write_folder(
+    folder: Path,
+    files: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    max_shard_bytes: int,
+    dtype: torch.dtype,
+) -> None:
+    """Write JSON files, weights and a tokenizer beside the folder, and then put them in its place.
+
+    Args:
+        folder: new, empty, or with a config.json: an earlier export, which is replaced.
+        files: contents by file name.
+        tensors: in the order in which they fill the shards.
+        tokenizer, max_shard_bytes, dtype: as for :func:`save_folder`.
+
+    Raises:
+        TalkootError: the folder holds something else.
+    """
+    if folder.exists() and not (folder / CONFIG).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        why = f"it exists and holds no {CONFIG}"
+        raise refuse("the export would overwrite something else", folder, why, "choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         beside.chmod(0o755)  # mkdtemp's default would hide the export from other users
-        for file, content in config_files(config, str(written).removeprefix("torch.")).items():
+        for file, content in files.items():
             (beside / file).write_text(json.dumps(content, indent=2) + "\n")
         if tokenizer is not None:
             tokenizer.save(beside)
-        _write_weights(beside, {name: tensors[name] for name in names}, written, max_shard_bytes)
+        _write_weights(beside, tensors, dtype, max_shard_bytes)
         _swap(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write_weights(folder: Path, tensors: dict[str, Tensor], dtype: torch.dtype, limit: int) -> None:
+def _write_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype, limit: int) -> None:
     sizes = {name: value.numel() * dtype.itemsize for name, value in tensors.items()}
     shards: list[list[str]] = [[]]
     room = limit

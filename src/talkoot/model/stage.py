@@ -56,10 +56,18 @@ class Stage(nn.Module):
         self.held = tuple(config.held(first, last))
         self._place = {index: place for place, index in enumerate(self.held)}
         with torch.device("meta"):  # allocates nothing and leaves torch's global random state alone
-            layers = [build_layer(config, index) for index in self.held]
+            layers = [self._layer(index) for index in self.held]
         self.layers = nn.ModuleList(layers).to(dtype).to_empty(device=device)
         self._frequencies = rotary_frequencies(config)
         self._fill(seed)
+
+    def _layer(self, index: int) -> nn.Module:
+        """Layer ``index`` of the list, values not yet set; other kinds of models build others."""
+        return build_layer(self.config, index)
+
+    def _positions(self, x: Tensor, front: int, past: int, cache: Cache | None) -> Positions:
+        """What the blocks of one pass share; ``x`` is the input of layer ``front``."""
+        return Positions.after(past, x.shape[1], self._frequencies, cache.padding if cache else None)
 
     @torch.no_grad()
     def _fill(self, seed: int | None) -> None:
@@ -152,7 +160,7 @@ class Stage(nn.Module):
         self._check(x, order[0], past, cache)
         if self._frequencies.device != x.device:
             self._frequencies = self._frequencies.to(x.device)
-        positions = Positions.after(past, x.shape[1], self._frequencies, cache.padding if cache else None)
+        positions = self._positions(x, order[0], past, cache)
         cast = torch.autocast(x.device.type, self.autocast) if self.autocast else nullcontext()
         with cast:
             for slot, index in enumerate(order):

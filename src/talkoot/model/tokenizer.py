@@ -213,6 +213,10 @@ class Tokenizer:
         """The text of a ``tokenizer.json``, from which the same tokenizer is made."""
         return self._plain.to_str()
 
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by token, markers included; byte-level tokens as the file spells them."""
+        return self._plain.get_vocab(with_added_tokens=True)
+
     def digest(self) -> str:
         """Content hash (blake2b, 64 hex digits): equal digests mean equal ids for every text."""
         content = [json.loads(self.content), self.bos_id, self.eos_id]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from talkoot.blend.recipe import BlendRecipe, Domain
 from talkoot.core.errors import TalkootError
+from talkoot.core.ids import digest
 from talkoot.data import TokenFile, read_documents
 from talkoot.data.pack import pack
 from talkoot.data.split import split_documents
@@ -51,7 +53,22 @@ def prepare_tokenizer(recipe: BlendRecipe, folder: Path) -> Tokenizer:
 
 def _general(recipe: BlendRecipe) -> Iterator[str]:
     for source in recipe.general.sources:
-        yield from read_documents(source, recipe.general.column)
+        yield from sample(read_documents(source, recipe.general.column), recipe.general.megabytes)
+
+
+def sample(texts: Iterable[str], megabytes: float) -> list[str]:
+    """Documents of so many megabytes together (0 = all), chosen and ordered by their content, not by their place."""
+    found = list(texts)
+    if not megabytes:
+        return found
+    ranked = sorted(found, key=lambda text: digest(text.encode(), "sample"))
+    sizes = accumulate(len(text.encode()) for text in ranked)
+    # The one that would exceed is left out, unless it is the first.
+    return [
+        text
+        for place, (text, size) in enumerate(zip(ranked, sizes, strict=True))
+        if not place or size <= megabytes * 1e6
+    ]
 
 
 def documents(recipe: BlendRecipe, name: str, part: str) -> list[str]:
@@ -61,7 +78,7 @@ def documents(recipe: BlendRecipe, name: str, part: str) -> list[str]:
         TalkootError: there are too few documents for three sides.
     """
     domain = recipe.domain(name)
-    found = list(read_documents(domain.source, domain.column))
+    found = sample(read_documents(domain.source, domain.column), domain.megabytes)
     pieces = domain.pieces or math.ceil(PIECES / max(1, len(found)))
     split = split_documents(found, seed=recipe.seed, pieces=pieces)
     side: list[str] = getattr(split, part)

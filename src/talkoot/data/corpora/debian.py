@@ -25,7 +25,7 @@ def get(package: str, wanted: tuple[str, ...], scratch: Path) -> tuple[Path, tup
     """
     root, parcels = scratch / "files", list[Parcel]()
     while True:
-        archive = _download(package, scratch)
+        archive = _download(package, scratch / f"download-{len(parcels)}")
         name, version, depends = _about(archive)
         parcels.append(parcel(name, version, archive))
         if unpack(archive, root, wanted):
@@ -36,8 +36,9 @@ def get(package: str, wanted: tuple[str, ...], scratch: Path) -> tuple[Path, tup
         package = needs[0].split()[0]  # a package without text of its own stands for the release's current one
 
 
-def _download(package: str, scratch: Path) -> Path:
-    folder = scratch / package
+def _download(package: str, folder: Path) -> Path:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", package):  # it may stand in a stranger's list of needs
+        raise broken(package, "this is no package's name")
     folder.mkdir()
     _run(["apt-get", "download", "-q", package], folder, package)
     found = list(folder.glob("*.deb"))

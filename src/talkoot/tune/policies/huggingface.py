@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import digest_of_digests
+from talkoot.model.digests import tensor_digest
 from talkoot.model.folder import read_headers
 from talkoot.model.initial import tensor_seed
 from talkoot.model.tokenizer import Tokenizer
@@ -26,7 +27,6 @@ from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies import rollout
 from talkoot.tune.policies.chat import ChatPrompt
 from talkoot.tune.policies.coder import TokenizerCoder
-from talkoot.tune.policies.digests import tensor_digest
 from talkoot.tune.policies.extras import required
 from talkoot.tune.policies.spec import ModelSpec, posed
 

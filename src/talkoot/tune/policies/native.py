@@ -14,13 +14,13 @@ from talkoot.core.errors import TalkootError
 from talkoot.core.ids import digest_of_digests
 from talkoot.model.config import ModelConfig, tied_names
 from talkoot.model.decoder import Cache
+from talkoot.model.digests import tensor_digest
 from talkoot.model.huggingface import load_model, save_folder
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies import rollout
 from talkoot.tune.policies.coder import TokenizerCoder
-from talkoot.tune.policies.digests import tensor_digest
 from talkoot.tune.policies.spec import PROBLEM, posed
 
 _INITIAL = "initial."  # in front of the names of the kept initial weights

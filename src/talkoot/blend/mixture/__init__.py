@@ -1,0 +1,1 @@
+"""One mixture-of-experts model from dense experts, without training."""

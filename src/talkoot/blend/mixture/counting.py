@@ -1,0 +1,146 @@
+"""What the owner of a text counts for the gates: its text through the trunk with its own expert in every block.
+
+Because every block is forced to that expert, the sums depend on the trunk, the text and this expert alone: owners
+count apart from one another, and experts come and go by adding sums ("DUME", arXiv 2603.29765). A pass through a
+mixture with gates (``routed``) sees the states that wrong turns lead to, and depends on everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+import talkoot
+from talkoot.blend.mixture.gates import Gate, gates
+from talkoot.blend.mixture.names import is_trunk
+from talkoot.blend.mixture.trunk import SHAPE
+from talkoot.blend.statistics import Gram, Histogram, Provenance, Source, Statistics
+from talkoot.core.errors import TalkootError
+from talkoot.core.ids import Digest, PeerId, digest, digest_of_digests
+from talkoot.model.decoder import Block, Positions
+from talkoot.model.digests import tensor_digest
+from talkoot.model.stage import Stage
+
+
+def layer_name(index: int) -> str:
+    """What statistics call block ``index``, counted from 1."""
+    return f"block.{index}"
+
+
+def feature_digest(stage: Stage, gate: str, tokenizer: str) -> Digest:
+    """What a gate's statistics are of; those of unlike digests do not add up.
+
+    Args:
+        stage: any model with the trunk: the seed, an expert trained on it, or the mixture.
+        gate: its name.
+        tokenizer: digest of the tokenizer.
+    """
+    parts = [("gate", gate), ("tokenizer", tokenizer), ("vocabulary", str(stage.config.vocab_size))]
+    if gates[gate].reads_states:
+        parts += [(name, repr(getattr(stage.config, name))) for name in SHAPE]
+        parts += [(name, tensor_digest(value)) for name, value in stage.tensors().items() if is_trunk(name)]
+    return digest_of_digests(parts)
+
+
+@torch.no_grad()
+def count(
+    stage: Stage,
+    documents: Iterable[Sequence[int]],
+    *,
+    domain: str,
+    gate: str,
+    tokenizer: str,
+    contributor: PeerId,
+    window: int = 256,
+) -> Statistics:
+    """Count one domain's text.
+
+    Args:
+        stage: the trunk with the domain's own expert (an expert trained on the pinned trunk, or ``mixture.forced``), or
+            a mixture with gates for a second pass.
+        documents: token ids of each; cut into windows, every token real, none twice. Documents that are empty do not
+            count.
+        domain: the expert's name.
+        gate: what the sums are for.
+        tokenizer: digest of the tokenizer.
+        contributor: who counts.
+        window: tokens that a state can look back to; what the mixture will see.
+
+    Raises:
+        TalkootError: no document holds a token, or the gate needs no statistics.
+    """
+    method, config = gates[gate], stage.config
+    if not (method.reads_states or method.reads_tokens):
+        raise _bad(
+            "this gate needs no statistics", f"gate {gate}", "the caller chooses the expert", "count for another"
+        )
+    grams = {layer_name(i): Gram(config.width) for i in range(1, config.layers + 1)} if method.reads_states else {}
+    histogram = Histogram(config.vocab_size) if method.reads_tokens else None
+    names: list[Digest] = []
+
+    def read() -> Iterator[Sequence[int]]:
+        for ids in documents:
+            if len(ids):
+                names.append(digest(torch.tensor(ids).numpy().tobytes(), "document"))
+                if histogram is not None:
+                    histogram.add(ids)
+                yield ids
+
+    tokens = 0
+    with ExitStack() as hooks:
+        for index, name in enumerate(grams, 1):
+            block = stage.layers[index]
+            if isinstance(block, Block):
+                hook = block.mlp.register_forward_pre_hook(_counter(grams[name], method, stage))
+                hooks.callback(hook.remove)
+        for rows in windows(read(), window):
+            tokens += rows.numel()
+            if grams:
+                stage.run_layers(rows.to(stage.device), range(config.layers + 1))
+    if not tokens:
+        raise _bad("a domain is empty", domain, "no document holds a token", "name a text that is not empty")
+    dataset = digest_of_digests((name, str(number)) for number, name in enumerate(sorted(names)))
+    provenance = Provenance(
+        features=feature_digest(stage, gate, tokenizer),
+        domain=domain,
+        sources=(Source(contributor=contributor, dataset=dataset),),
+        code=talkoot.__version__,
+    )
+    return Statistics(provenance, grams=grams, histogram=histogram, documents=len(names), tokens=tokens)
+
+
+def windows(documents: Iterable[Sequence[int]], length: int, batch: int = 16) -> Iterator[Tensor]:
+    """Documents in pieces of ``length`` tokens, batched with pieces of the same length: int64 (B, T), no padding.
+
+    The last piece of a document may be shorter, and is a batch of its own.
+    """
+    full: list[Sequence[int]] = []
+    for ids in documents:
+        for start in range(0, len(ids), length):
+            piece = ids[start : start + length]
+            if len(piece) < length:
+                yield torch.tensor([piece])
+                continue
+            full.append(piece)
+            if len(full) == batch:
+                yield torch.tensor(full)
+                full = []
+    if full:
+        yield torch.tensor(full)
+
+
+def _counter(gram: Gram, method: Gate, stage: Stage) -> Callable[..., None]:
+    def hook(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        frequencies = x.new_empty(0, dtype=torch.float32)
+        positions = Positions(0, x.shape[1], frequencies, frequencies)  # no padding, nothing before
+        gram.add(method.features(x, positions, None, 0).flatten(0, 1))
+
+    return hook
+
+
+def _bad(what: str, where: str, why: str, next: str) -> TalkootError:
+    return TalkootError(what, where=where, why=why, next=next)

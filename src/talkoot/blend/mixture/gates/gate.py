@@ -1,0 +1,64 @@
+"""What chooses a token's experts, as a method: where it looks, and what it remembers of the text so far.
+
+Nothing in this folder imports torch: gates work on the tensors that they are given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from talkoot.core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from talkoot.model.decoder import Cache, Positions
+
+
+class Gate:
+    """A gate with weights in every block reads states, one with a table over the vocabulary reads tokens; one with
+    neither leaves the choice, one expert for a whole text, to the caller (``Mixture.forced``)."""
+
+    reads_states = False
+    reads_tokens = False
+
+    def features(self, x: Tensor, positions: Positions, cache: Cache | None, slot: int) -> Tensor:
+        """What a block's linear gate sees: from the inputs of its experts (B, T, H) to as much again, causally.
+
+        Args:
+            positions: of these tokens; ``padding`` says which are none.
+            cache: where sums over earlier tokens are kept, under ``slot``.
+        """
+        return x
+
+    def scores(self, evidence: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+        """Scores of the experts (B, T, D), one for all blocks, from each token's entry in the table (B, T, D)."""
+        return evidence
+
+
+gates: Registry[Gate] = Registry("gate")
+
+
+def running_sum(x: Tensor, positions: Positions, cache: Cache | None, slot: int) -> Tensor:
+    """Sums over each text up to every token, (B, T, n) in float64, padding left out.
+
+    Double precision, so that a text read token by token gives the sums of one read at once, to the last digits of the
+    single precision that decides.
+    """
+    if positions.padding is not None:
+        columns = positions.padding.new_tensor(range(positions.past, positions.past + x.shape[1]))
+        x = x.masked_fill((columns < positions.padding[:, None])[..., None], 0)
+    total = x.double().cumsum(1)
+    if cache is not None:
+        if slot in cache.carried:
+            total = total + cache.carried[slot][:, None]
+        cache.carried[slot] = total[:, -1]
+    return total
+
+
+def running_count(x: Tensor, positions: Positions) -> Tensor:
+    """How many tokens of its text each token has seen, itself included: (T, 1), or (B, T, 1) behind padding."""
+    seen = x.new_tensor(range(positions.past + 1, positions.past + x.shape[1] + 1))
+    if positions.padding is not None:
+        seen = (seen - positions.padding[:, None]).clamp(min=1)
+    return seen[..., None]

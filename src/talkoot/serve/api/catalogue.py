@@ -153,21 +153,21 @@ class Catalogue:
     def _read(self) -> Shelf:
         if self.single:
             name = re.sub(r"[^a-z0-9._-]+", "-", self.folder.resolve().name.lower()).strip("-.") or "model"
-            return Shelf({name: describe(name, "dense", self.folder)}, (name,))
+            return Shelf({name: describe(name, self.folder)}, (name,))
         blend, problems = Blend.open(self.folder), dict[str, str]()
-        offered = [(one.name, "dense", [blend.path(one.model)]) for one in blend]
+        offered = [(one.name, [blend.path(one.model)]) for one in blend]
         if blend.manifest.general:
-            offered.append((GENERAL, "dense", [blend.path(blend.manifest.general)]))
+            offered.append((GENERAL, [blend.path(blend.manifest.general)]))
         if (self.folder / MIXTURE / CONFIG).exists():
-            offered.append((MOE, "mixture", [self.folder / MIXTURE]))
+            offered.append((MOE, [self.folder / MIXTURE]))
         if len(alike := _alike(blend)) > 1:
-            offered.append((ENSEMBLE, "ensemble", [blend.model_folder(name) for name in alike]))
+            offered.append((ENSEMBLE, [blend.model_folder(name) for name in alike]))
         models: dict[str, Source] = {}
-        for name, kind, folders in offered:
+        for name, folders in offered:
             if name in models:  # an expert that is called so comes first
                 continue
             try:
-                models[name] = describe(name, kind, *folders)
+                models[name] = describe(name, *folders)
             except (TalkootError, OSError) as problem:
                 problems[name] = str(problem)
         experts = tuple(name for name in blend.names if name in models)
@@ -209,7 +209,7 @@ class Catalogue:
         blend = self._blend()
         check_name(name)
         folder = blend.path(model)
-        source = describe(name, "dense", folder)
+        source = describe(name, folder)
         expert = Expert(
             name=name,
             model=model,

@@ -178,7 +178,7 @@ class Service:
             heard.put_nowait(None)
 
     async def _one(self, job: Job, route: Route, choice: int) -> AsyncGenerator[Part]:
-        speech = _Speech(job, choice)
+        speech = _Speech(job, choice, route.expert)
         problems: list[Gone | TalkootError] = []
         for source in self._in_order(route):
             try:
@@ -235,10 +235,11 @@ class _Speech:
     Args:
         job: what is wanted.
         choice: which answer of it.
+        expert: the router's choice.
     """
 
-    def __init__(self, job: Job, choice: int) -> None:
-        self.job, self.choice, self.lost = job, choice, ""
+    def __init__(self, job: Job, choice: int, expert: str) -> None:
+        self.job, self.choice, self.lost, self._expert = job, choice, "", expert
         self._said = self._prompt_tokens = 0
         self._writer: Writer | None = None
         self._digest = ""
@@ -281,6 +282,7 @@ class _Speech:
             temperature=self.job.temperature,
             top_p=self.job.top_p,
             # One number for all three: an answer that goes on elsewhere must not repeat the draws that it has had.
+            expert=self._expert,
             seed=((self.job.seed << 24) + (self.choice << 20) + self._said) % 2**63,
         )
         return ask if left > 0 else None, self._part(source, switch=switch)

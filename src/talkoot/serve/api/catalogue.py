@@ -93,8 +93,11 @@ class Shelf:
 
 
 def _router(path: Path) -> Router:
+    import torch
+
     from talkoot.blend.router import Router as Stored
 
+    torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
     return Stored.load(path)
 
 
@@ -172,8 +175,7 @@ class Catalogue:
                 problems[name] = str(problem)
         experts = tuple(name for name in blend.names if name in models)
         router = self._router(blend, experts, problems)
-        general = GENERAL if blend.manifest.general and GENERAL in models else ""
-        return Shelf(models, experts, router, general, problems)
+        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems)
 
     def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
         """The stored one, of exactly these experts: with those that have statistics, without those that went."""

@@ -116,9 +116,8 @@ def domain_tokens(recipe: BlendRecipe, name: str, part: str, tokenizer: Tokenize
 def _packed(texts: Iterator[str], tokenizer: Tokenizer, folder: Path, what: str) -> TokenFile:
     if (folder / "tokens.json").is_file():
         return TokenFile.open(folder, tokenizer=cast(Packing, tokenizer))
-    return pack(
-        texts, cast(Packing, tokenizer), folder, what
-    )  # two peers at once write the same bytes, each whole before it shows
+    # Two peers at once write the same bytes, each whole before it shows.
+    return pack(texts, cast(Packing, tokenizer), folder, what)
 
 
 def check_readable(domain: Domain) -> None:

@@ -5,7 +5,7 @@ A row's text depends on its seed alone (``talkoot.model.sampling``), not on its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -93,17 +93,51 @@ def stream(
     Raises:
         TalkootError: an argument is out of range.
     """
-    _check(stage, tokens, max_new_tokens, temperature, top_k, top_p)
-    order = _order(stage, layers)
-    ends = stage.config.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+    if not stage.whole:
+        why = f"the stage holds layers {stage.first} to {stage.last - 1} of {stage.config.layer_count}"
+        raise _bad("stage", why, "load all layers: Stage(config, 0, config.layer_count)")
+    config = stage.config
+    check_request(config.vocab_size, config.max_positions, tokens, max_new_tokens, temperature, top_k, top_p)
+    order, cache = _order(stage, layers), Cache()
+    yield from continued(
+        lambda new: _next_logits(stage, new.to(stage.device), cache, order),
+        tokens,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        ends=config.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id),
+        stop=stop,
+    )
+
+
+def continued(
+    read: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    seed: int | Sequence[int],
+    ends: Sequence[int],
+    stop: Sequence[Sequence[int]],
+) -> Iterator[list[Sampled | None]]:
+    """What ``stream`` does with any source of logits; the arguments are taken as right.
+
+    Args:
+        read: the prompts at first, then the newest tokens (B, 1), to logits (B, vocabulary) of what comes next.
+        tokens, max_new_tokens, temperature, top_k, top_p, seed, stop: as for ``stream``.
+        ends: tokens that end a row.
+    """
     chances = uniforms(_seeds(seed, len(tokens)), max_new_tokens)
     stops = [list(one) for one in stop if one]
     longest = max(map(len, stops), default=0)
     tails: list[list[int]] = [[] for _ in range(len(tokens))]
-    alive = [True] * len(tails)
-    cache, step = Cache(), tokens.to(stage.device)
+    alive, step = [True] * len(tails), tokens
     for number in range(max_new_tokens):
-        logits = _next_logits(stage, step, cache, order)
+        logits = read(step)
         chosen = draw(logits, chances[:, number], temperature, top_k or 0, top_p).ids
         logprobs = logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0].tolist()
         picked = chosen.tolist()
@@ -116,7 +150,7 @@ def stream(
             alive[row] = alive[row] and not met
         if not any(alive):
             return
-        step = chosen[:, None].to(stage.device)
+        step = chosen[:, None]
 
 
 @torch.no_grad()
@@ -146,18 +180,27 @@ def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
     return [tensor_seed(one, "row") for one in seed]
 
 
-def _check(stage: Stage, tokens: Tensor, new: int, temperature: float, top_k: int | None, top_p: float) -> None:
-    config = stage.config
-    if not stage.whole:
-        why = f"the stage holds layers {stage.first} to {stage.last - 1} of {config.layer_count}"
-        raise _bad("stage", why, "load all layers: Stage(config, 0, config.layer_count)")
+def check_request(
+    vocab_size: int,
+    max_positions: int,
+    tokens: Tensor,
+    new: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> None:
+    """Refuse what cannot be generated; arguments as for ``stream``.
+
+    Raises:
+        TalkootError: one of them is out of range.
+    """
     if tokens.ndim != 2 or tokens.dtype != torch.int64 or tokens.numel() == 0:
         raise _bad("tokens", f"{tokens.dtype} {tuple(tokens.shape)}", "pass non-empty int64 prompts (B, T)")
-    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-        why = f"ids from {tokens.min()} to {tokens.max()}, the model knows 0 to {config.vocab_size - 1}"
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        why = f"ids from {tokens.min()} to {tokens.max()}, the model knows 0 to {vocab_size - 1}"
         raise _bad("tokens", why, "encode the prompt with the model's own tokenizer")
-    if new < 1 or tokens.shape[1] + new > config.max_positions:
-        why = f"{tokens.shape[1]} prompt and {new} new tokens, the model has {config.max_positions} positions"
+    if new < 1 or tokens.shape[1] + new > max_positions:
+        why = f"{tokens.shape[1]} prompt and {new} new tokens, the model has {max_positions} positions"
         raise _bad("max_new_tokens", why, "ask for at least one, shorten the prompt or the answer")
     if not 0 <= temperature < float("inf"):
         raise _bad("temperature", f"{temperature} is not a finite number from 0", "use 0 for greedy, else about 1")

@@ -125,9 +125,8 @@ def count(domain: str, documents: Iterable[Sequence[int]], features: Features, k
             continue
         seen.append(digest(ids.numpy().tobytes()))
         histogram.add(ids)
-        for piece in ids.split(_PIECE) if gram is not None else ():
-            if len(piece) >= CHUNK or len(ids) < CHUNK:
-                gram.add(features.chunk_sums(piece))
+        if gram is not None:
+            _add_chunks(gram, features, ids)
     if not seen:
         why = "no document has a token"
         raise TalkootError("the domain is empty", where=domain, why=why, next="name a source that holds text")
@@ -139,3 +138,9 @@ def count(domain: str, documents: Iterable[Sequence[int]], features: Features, k
         documents=len(seen),
         tokens=histogram.tokens,
     )
+
+
+def _add_chunks(gram: Gram, features: Features, ids: Tensor) -> None:
+    for piece in ids.split(_PIECE):
+        if len(piece) >= CHUNK or len(ids) < CHUNK:
+            gram.add(features.chunk_sums(piece))

@@ -212,7 +212,7 @@ def _family(raw: _Config, path: Path) -> _Family:
         why = f"model_type {kind!r}: " + (_RELATIVES.get(kind) or nearest(kind, _FAMILIES))
         next = f"use one of: {', '.join(_FAMILIES)}"
         if kind in MIXTURES:
-            next = "load it as a mixture (talkoot.blend.mixture.load_mixture); as a dense model, " + next
+            next = "load it as a mixture (talkoot.blend.mixture.store.load_mixture); as a dense model, " + next
         raise refuse("this architecture is not supported", path, why, next)
     family = _FAMILIES[kind]
     for name in raw.architectures or []:

@@ -1,1 +1,1 @@
-"""One mixture-of-experts model from dense experts, without training."""
+"""One mixture-of-experts model from dense experts, without training: assemble, count, fit, store."""

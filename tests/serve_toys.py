@@ -108,19 +108,20 @@ class Names:
         return Names(set(self.names) - {name})
 
 
-def build_toy(folder: Path, settings: Settings = Settings(), **options: Any):
-    """The application over a blend with such a router."""
+def build_toy(place: Path | Catalogue, settings: Settings = Settings(), **options: Any):
+    """The application over a blend with such a router, or over any other catalogue."""
     options = {"hosts": frozenset({"127.0.0.1"}), **options}
-    catalogue = Catalogue(folder, Names.load, lambda path, router: path.read_text())
-    return build(catalogue, settings, **options)
+    if isinstance(place, Path):
+        place = Catalogue(place, Names.load, lambda path, router: path.read_text())
+    return build(place, settings, **options)
 
 
 @contextlib.asynccontextmanager
 async def client_of(
-    folder: Path, settings: Settings = Settings(), client: tuple[str, int] = ("127.0.0.1", 2), **options: Any
+    place: Path | Catalogue, settings: Settings = Settings(), client: tuple[str, int] = ("127.0.0.1", 2), **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client without a network, at the address ``client``."""
-    app = build_toy(folder, settings, **options)
+    app = build_toy(place, settings, **options)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, client=client)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as browser:
@@ -128,9 +129,11 @@ async def client_of(
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, settings: Settings = Settings(), **options: Any) -> AsyncIterator[tuple[str, Api]]:
+async def served(
+    place: Path | Catalogue, settings: Settings = Settings(), **options: Any
+) -> AsyncIterator[tuple[str, Api]]:
     """A real server on loopback in this event loop: its address, and its inside."""
-    app = build_toy(folder, settings, **options)
+    app = build_toy(place, settings, **options)
     listener = bind("127.0.0.1", 0)
     server = Server(app)
     server.capture_signals = contextlib.nullcontext  # the test's own are left alone

@@ -27,7 +27,7 @@ def sources(tmp_path_factory):
     folder, other = tmp_path_factory.mktemp("models"), Tokenizer.characters(ALPHABET)
     made = {"first": write_model(folder / "first", 1), "second": write_model(folder / "second", 2)}
     made["stranger"] = write_model(folder / "stranger", 3, other)
-    return {name: describe(name, "dense", path) for name, path in made.items()}
+    return {name: describe(name, path) for name, path in made.items()}
 
 
 def simulate(story, sources, peer_flops: float = 1e6):
@@ -197,7 +197,7 @@ def test_whoever_leaves_stops_the_work(sources):
 
 
 def test_a_peer_that_cannot_load_its_model_says_why(sources, tmp_path):
-    broken = describe("broken", "dense", write_model(tmp_path / "broken", 1))
+    broken = describe("broken", write_model(tmp_path / "broken", 1))
     (tmp_path / "broken/config.json").write_text("{}")
 
     async def story(world, service, pool):

@@ -74,6 +74,7 @@ class Reply:
         told: dict[str, Any] = {
             "expert": self.expert,
             "mode": route.mode,
+            "routed_to": route.expert or None,
             "router": route.version or None,
             "scores": dict(route.scores),
             "confidence": route.confidence,

@@ -93,8 +93,11 @@ class Shelf:
 
 
 def _router(path: Path) -> Router:
+    import torch
+
     from talkoot.blend.router import Router as Stored
 
+    torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
     return Stored.load(path)
 
 
@@ -153,27 +156,26 @@ class Catalogue:
     def _read(self) -> Shelf:
         if self.single:
             name = re.sub(r"[^a-z0-9._-]+", "-", self.folder.resolve().name.lower()).strip("-.") or "model"
-            return Shelf({name: describe(name, "dense", self.folder)}, (name,))
+            return Shelf({name: describe(name, self.folder)}, (name,))
         blend, problems = Blend.open(self.folder), dict[str, str]()
-        offered = [(one.name, "dense", [blend.path(one.model)]) for one in blend]
+        offered = [(one.name, [blend.path(one.model)]) for one in blend]
         if blend.manifest.general:
-            offered.append((GENERAL, "dense", [blend.path(blend.manifest.general)]))
+            offered.append((GENERAL, [blend.path(blend.manifest.general)]))
         if (self.folder / MIXTURE / CONFIG).exists():
-            offered.append((MOE, "mixture", [self.folder / MIXTURE]))
+            offered.append((MOE, [self.folder / MIXTURE]))
         if len(alike := _alike(blend)) > 1:
-            offered.append((ENSEMBLE, "ensemble", [blend.model_folder(name) for name in alike]))
+            offered.append((ENSEMBLE, [blend.model_folder(name) for name in alike]))
         models: dict[str, Source] = {}
-        for name, kind, folders in offered:
+        for name, folders in offered:
             if name in models:  # an expert that is called so comes first
                 continue
             try:
-                models[name] = describe(name, kind, *folders)
+                models[name] = describe(name, *folders)
             except (TalkootError, OSError) as problem:
                 problems[name] = str(problem)
         experts = tuple(name for name in blend.names if name in models)
         router = self._router(blend, experts, problems)
-        general = GENERAL if blend.manifest.general and GENERAL in models else ""
-        return Shelf(models, experts, router, general, problems)
+        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems)
 
     def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
         """The stored one, of exactly these experts: with those that have statistics, without those that went."""
@@ -209,7 +211,7 @@ class Catalogue:
         blend = self._blend()
         check_name(name)
         folder = blend.path(model)
-        source = describe(name, "dense", folder)
+        source = describe(name, folder)
         expert = Expert(
             name=name,
             model=model,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from talkoot.core.errors import TalkootError
 from talkoot.core.registry import Registry
 from talkoot.model.folder import read_headers, read_json
 from talkoot.model.hf_config import CONFIG
@@ -44,6 +45,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: at most so many new ones.
         ends: ids that end an answer, beside the model's own.
         temperature, top_p, seed: as for ``talkoot.model.generate.stream``.
+        expert: the router's choice, for a mixture that leaves it to one.
     """
 
     tokens: tuple[int, ...]
@@ -52,6 +54,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    expert: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -88,9 +91,10 @@ class StageModel:
 
         from talkoot.model.generate import stream
 
-        ends = {*self._stage.config.eos_ids, *ask.ends}
+        stage = self._chosen(ask)
+        ends = {*stage.config.eos_ids, *ask.ends}
         steps = stream(
-            self._stage,
+            stage,
             torch.tensor([ask.tokens]),
             ask.max_tokens,
             temperature=ask.temperature,
@@ -99,6 +103,47 @@ class StageModel:
             eos_id=tuple(ends),
         )
         yield from told((step[0] for step in steps), ends, ask.max_tokens)
+
+    def _chosen(self, ask: Ask) -> Any:
+        return self._stage
+
+
+class PromptMixture(StageModel):
+    """A mixture of experts that leaves the choice of one to whoever read the prompt."""
+
+    def _chosen(self, ask: Ask) -> Any:
+        if not ask.expert:
+            raise TalkootError(
+                "nobody chose an expert",
+                where="the mixture",
+                why="its gate leaves the choice to a router of prompts, and the blend has none",
+                next="fit one with `talkoot blend route`, or make the mixture with a gate of its own",
+            )
+        return self._stage.forced(ask.expert)
+
+
+class EnsembleModel:
+    """Models that speak together, weighed by how likely each finds the text so far."""
+
+    def __init__(self, stages: dict[str, Any]) -> None:
+        self.size = sum(parameter.numel() for stage in stages.values() for parameter in stage.parameters())
+        self._stages = stages
+
+    def stream(self, ask: Ask) -> Iterator[Token]:
+        """See :class:`Model`."""
+        from talkoot.blend.ensemble import StageReader, stream
+
+        ends = {*ask.ends, *(end for stage in self._stages.values() for end in stage.config.eos_ids)}
+        steps = stream(
+            {name: StageReader(stage) for name, stage in self._stages.items()},
+            ask.tokens,
+            ask.max_tokens,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            seed=ask.seed,
+            eos_id=tuple(ends),
+        )
+        yield from told(steps, ends, ask.max_tokens)
 
 
 def told(steps: Iterator[Any], ends: set[int], max_tokens: int) -> Iterator[Token]:
@@ -115,12 +160,54 @@ def _dense(source: Source) -> Model:
     return StageModel(load_model(source.folders[0]))
 
 
+@kinds.register("mixture")
+def _mixture(source: Source) -> Model:
+    from talkoot.blend.mixture.store import load_mixture
+
+    return StageModel(load_mixture(source.folders[0]))
+
+
+@kinds.register("prompt-mixture")
+def _prompt_mixture(source: Source) -> Model:
+    from talkoot.blend.mixture.store import load_mixture
+
+    return PromptMixture(load_mixture(source.folders[0]))
+
+
+@kinds.register("ensemble")
+def _ensemble(source: Source) -> Model:
+    from talkoot.model.huggingface import load_model
+
+    return EnsembleModel({folder: load_model(folder) for folder in source.folders})
+
+
+class _Kind(msgspec.Struct):
+    model_type: str
+
+
+def kind_of(folder: Path) -> str:
+    """How the model in a folder is loaded, as a name in :data:`kinds`.
+
+    Raises:
+        TalkootError: its configuration cannot be read.
+    """
+    from talkoot.blend.mixture.formats import formats
+    from talkoot.blend.mixture.gates import gates
+
+    kind = read_json(folder / CONFIG, _Kind).model_type
+    for name in formats:
+        if formats[name].model_type == kind:
+            gate = gates[formats[name].read(folder).gate]
+            return "mixture" if gate.reads_states or gate.reads_tokens else "prompt-mixture"
+    return "dense"
+
+
 class _Positions(msgspec.Struct):
     max_position_embeddings: int = 0
 
 
-def describe(name: str, kind: str, *folders: Path) -> Source:
-    """A model by its folders; reads headers only.
+def describe(name: str, *folders: Path) -> Source:
+    """A model by its folder, or an ensemble by several; reads headers only.
 
     Raises:
         TalkootError: a folder holds no model.
@@ -131,7 +218,7 @@ def describe(name: str, kind: str, *folders: Path) -> Source:
     said = [read_json(folder / CONFIG, _Positions).max_position_embeddings for folder in folders]
     return Source(
         name=name,
-        kind=kind,
+        kind="ensemble" if len(folders) > 1 else kind_of(folders[0]),
         folders=tuple(map(str, folders)),
         stamp=" ".join(f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}" for stat in stats),
         weights=sum(prod(entry.shape) for entry in entries) * FLOAT_BYTES,

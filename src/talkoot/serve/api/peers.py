@@ -55,7 +55,7 @@ class Peers:
             async with asyncio.timeout(START_S):
                 peer, address = await ready
         except TimeoutError:
-            self._world.disturb(name, "kill")
+            _kill(self._world, name)
             raise TalkootError(
                 "a model does not get ready",
                 where=source.name,
@@ -157,16 +157,17 @@ class _Remote:
         if self.gone.done():
             return
         self.gone.set_result(reason)
-        self._kill()
+        _kill(self._world, self._name)
         for number in self._heard:
             self.hear(number, Gone(reason))
-
-    def _kill(self) -> None:
-        with suppress(KeyError, ProcessLookupError):  # it has ended
-            self._world.disturb(self._name, "kill")
 
     async def close(self) -> None:
         """See :class:`Backend`; the peer ends by itself."""
         await self._world.send(self._peer, "stop")
         await asyncio.wait([self.gone], timeout=CLOSE_S)
-        self._kill()
+        _kill(self._world, self._name)
+
+
+def _kill(world: Host, name: str) -> None:
+    with suppress(KeyError, ProcessLookupError):  # it has ended
+        world.disturb(name, "kill")

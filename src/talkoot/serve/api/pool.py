@@ -46,11 +46,12 @@ class Slot:
         default_factory=lambda: dict.fromkeys(("loads", "evictions", "failures", "tokens"), 0)
     )
 
-    def spoke(self, seconds: float) -> None:
-        """It gave a token, so long after the one before."""
+    def spoke(self, seconds: float | None) -> None:
+        """It gave a token, so long after the one before; None for an answer's first."""
         self.losses, self.ill_until = 0, 0.0
         self.counts["tokens"] += 1
-        self.token_s = seconds if not self.token_s else 0.9 * self.token_s + 0.1 * seconds
+        if seconds is not None:
+            self.token_s = seconds if not self.token_s else 0.9 * self.token_s + 0.1 * seconds
 
 
 class Pool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from talkoot.core.errors import TalkootError, nearest
-from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Router, Shelf
+from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Decision, Router, Shelf
 from talkoot.serve.api.models import Source
 from talkoot.serve.api.voices import Prompt
 
@@ -35,13 +35,14 @@ class Route:
         mode: ``expert`` (named by the client, or by the router), ``general``, ``ensemble`` or ``moe``.
         candidates: whom to ask, in this order.
         version: of the router that was asked; empty where none was.
-        scores, confidence, known: its decision.
+        expert, scores, confidence, known: its decision.
         sticky: the decision is the conversation's earlier one.
     """
 
     mode: str
     candidates: tuple[Source, ...]
     version: str = ""
+    expert: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
     confidence: float | None = None
     known: bool | None = None
@@ -75,7 +76,10 @@ class Dispatcher:
         if model != AUTO or not shelf.models:
             if model not in shelf.models:
                 raise _no_such(model, shelf)
-            return Route(_mode(model, shelf), (shelf.models[model],) * 2)  # lost once, it is asked again
+            twice = (shelf.models[model],) * 2  # lost once, it is asked again
+            if twice[0].kind == "prompt-mixture" and shelf.router is not None:
+                return self._within(shelf, shelf.router, twice, prompt)
+            return Route(_mode(model, shelf), twice)
         if shelf.router is None:
             return self._without_router(shelf)
         key = _conversation(prompt, user)
@@ -104,41 +108,51 @@ class Dispatcher:
             )
         return Route(_mode(name, shelf), (shelf.models[name],) * 2)
 
-    def _ask(self, shelf: Shelf, router: Router, prompt: Prompt) -> Route:
-        text = _routed(prompt, self._scope)
-        if not text.strip():
-            return self._stand_in(shelf, {}, [], None)
-        said = router.route_text(text)
-        scores = {name: float(score) for name, score in said.scores.items() if name in shelf.models}
-        ranked = sorted(scores, key=lambda name: (name != said.expert, -scores[name]))
-        if not said.known:
-            return self._stand_in(shelf, scores, ranked, float(said.confidence))
-        spare = [one for one in (shelf.general, *ranked[:1]) if one]  # at the very end the best one again
-        chosen = tuple(shelf.models[name] for name in [*ranked, *spare])
-        return Route("expert", chosen, shelf.version, scores, float(said.confidence), known=True)
+    def _within(self, shelf: Shelf, router: Router, candidates: tuple[Source, ...], prompt: Prompt) -> Route:
+        """Which expert of a mixture."""
+        said = router.route_text(_routed(prompt, self._scope))
+        return _decided("moe", candidates, shelf, said)
 
-    def _stand_in(
-        self, shelf: Shelf, scores: Mapping[str, float], ranked: list[str], confidence: float | None
-    ) -> Route:
+    def _ask(self, shelf: Shelf, router: Router, prompt: Prompt) -> Route:
+        said = router.route_text(_routed(prompt, self._scope))
+        scores = {name: score for name, score in said.scores.items() if name in shelf.models}
+        ranked = sorted(scores, key=lambda name: (name != said.expert, -scores[name]))
+        if said.known and ranked:
+            names = [*ranked, shelf.general, ranked[0]]  # at the very end the best one again
+            return _decided("expert", _sources(names, shelf), shelf, said)
         if self._unknown == "refuse":
             raise UnknownDomain(
                 "no expert knows this domain",
                 where="the prompt",
-                why=f"the router's best guess is {ranked[0]!r}, and it is not sure" if ranked else "it is empty",
+                why=f"the router's best guess is {said.expert!r}, and it is not sure",
                 next="ask for a model by its name",
             )
         wished = [shelf.general, ENSEMBLE] if self._unknown == "general" else [ENSEMBLE, shelf.general]
-        names = [one for one in wished if one in shelf.models] + ranked
-        first = (names or list(shelf.models))[0]
-        chosen = tuple(shelf.models[name] for name in [*(names or [first]), first])
-        return Route(_mode(first, shelf), chosen, shelf.version, scores, confidence, known=False)
+        names = [one for one in [*wished, *ranked] if one in shelf.models]
+        return _decided(_mode(names[0], shelf), _sources([*names, names[0]], shelf), shelf, said)
+
+
+def _sources(names: Iterable[str], shelf: Shelf) -> tuple[Source, ...]:
+    return tuple(shelf.models[name] for name in names if name in shelf.models)
+
+
+def _decided(mode: str, candidates: tuple[Source, ...], shelf: Shelf, said: Decision) -> Route:
+    return Route(
+        mode,
+        candidates,
+        shelf.version,
+        said.expert,
+        {name: float(score) for name, score in said.scores.items()},
+        float(said.confidence),
+        bool(said.known),
+    )
 
 
 def _mode(name: str, shelf: Shelf) -> str:
     if name == shelf.general:
         return "general"
     kind = shelf.models[name].kind
-    return {"mixture": "moe", "ensemble": "ensemble"}.get(kind, "expert")
+    return {"mixture": "moe", "prompt-mixture": "moe", "ensemble": "ensemble"}.get(kind, "expert")
 
 
 def _routed(prompt: Prompt, scope: str) -> str:

@@ -148,7 +148,7 @@ class Service:
 
         Raises:
             Busy: too many requests wait.
-            Unfit: no candidate can take the prompt.
+            Unfit: the prompt cannot be put to the first candidate.
             Unavailable: no candidate is there.
         """
         async with self.gate:
@@ -178,7 +178,7 @@ class Service:
             heard.put_nowait(None)
 
     async def _one(self, job: Job, route: Route, choice: int) -> AsyncGenerator[Part]:
-        speech = _Speech(job, choice)
+        speech = _Speech(job, choice, route.expert)
         problems: list[Gone | TalkootError] = []
         for source in self._in_order(route):
             try:
@@ -187,10 +187,11 @@ class Service:
                         yield part
                 return
             except (Gone, TalkootError) as problem:
+                # A prompt that does not fit is the client's to change; another model would be no answer to it.
+                if isinstance(problem, Unfit) and not problems:
+                    raise
                 problems.append(problem)
                 speech.lost = source.name
-        if problems and all(isinstance(one, Unfit) for one in problems):
-            raise problems[0]
         raise Unavailable(
             "no model is there to answer",
             where=", ".join(dict.fromkeys(source.name for source in route.candidates)),
@@ -206,16 +207,18 @@ class Service:
 
     async def _speak(self, speech: _Speech, source: Source) -> AsyncGenerator[Part]:
         voice = await self.voices.of(source)
+        prompt = await self._read(voice, speech.job.prompt)
         async with self.pool.use(source) as (slot, backend):
-            ask, first = speech.begin(voice, source)
+            ask, first = speech.begin(voice, source, prompt)
             yield first
             if ask is None:
                 yield speech.end(source, "length")
                 return
-            before = self._clock()
+            before: float | None = None
             async with aclosing(backend.answer(ask)) as tokens:
                 async for token in tokens:
-                    slot.spoke((now := self._clock()) - before)
+                    now = self._clock()
+                    slot.spoke(None if before is None else now - before)
                     before = now
                     part = speech.hear(source, token)
                     if part.text or part.finish:
@@ -223,6 +226,13 @@ class Service:
                     if part.finish:
                         return
             raise Gone("it ended in the middle of an answer")
+
+    async def _read(self, voice: Voice, prompt: Prompt) -> list[int]:
+        """The prompt's tokens; a long one takes a while, and others must not wait for it."""
+        try:
+            return await self.voices.aside(lambda: voice.ids(prompt))
+        except TalkootError as problem:
+            raise Unfit(problem.what, where=problem.where, why=problem.why, next=problem.next) from problem
 
 
 def _short(problem: Gone | TalkootError) -> str:
@@ -235,26 +245,23 @@ class _Speech:
     Args:
         job: what is wanted.
         choice: which answer of it.
+        expert: the router's choice.
     """
 
-    def __init__(self, job: Job, choice: int) -> None:
-        self.job, self.choice, self.lost = job, choice, ""
+    def __init__(self, job: Job, choice: int, expert: str) -> None:
+        self.job, self.choice, self.lost, self._expert = job, choice, "", expert
         self._said = self._prompt_tokens = 0
         self._writer: Writer | None = None
         self._digest = ""
         self._tokenizer: Tokenizer | None = None
         self._untold: list[Token] = []
 
-    def begin(self, voice: Voice, source: Source) -> tuple[Ask | None, Part]:
+    def begin(self, voice: Voice, source: Source, prompt: list[int]) -> tuple[Ask | None, Part]:
         """Somebody begins, or takes over: what to ask, or None when as many tokens as wished are there already.
 
         Raises:
-            Unfit: this model cannot.
+            TooLong: this model has no room.
         """
-        try:
-            prompt = voice.ids(self.job.prompt)
-        except TalkootError as problem:
-            raise Unfit(problem.what, where=problem.where, why=problem.why, next=problem.next) from problem
         kept: list[int] = []
         went_on = ""
         if self._writer is not None and self.job.streamed and self._said:
@@ -281,6 +288,7 @@ class _Speech:
             temperature=self.job.temperature,
             top_p=self.job.top_p,
             # One number for all three: an answer that goes on elsewhere must not repeat the draws that it has had.
+            expert=self._expert,
             seed=((self.job.seed << 24) + (self.choice << 20) + self._said) % 2**63,
         )
         return ask if left > 0 else None, self._part(source, switch=switch)

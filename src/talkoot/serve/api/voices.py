@@ -56,7 +56,7 @@ class Voices:
     """
 
     def __init__(self, aside: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self._aside = aside
+        self.aside = aside
         self._known: dict[tuple[str, str], Voice] = {}
 
     async def of(self, source: Source) -> Voice:
@@ -67,7 +67,7 @@ class Voices:
         """
         key = source.folders[0], source.stamp
         if key not in self._known:
-            voice = await self._aside(lambda: Voice(Path(source.folders[0])))
+            voice = await self.aside(lambda: Voice(Path(source.folders[0])))
             self._known[key] = voice
         return self._known[key]
 

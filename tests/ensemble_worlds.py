@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ensemble_toys import TEXT, Absent, Table, model, save
-from talkoot.blend.ensemble import PosteriorEnsemble, Prior, RemoteEnsemble, StageScorer, hire
+from talkoot.blend.ensemble import PosteriorEnsemble, Prior, RemoteEnsemble, StageScorer, evidence, hire, priors
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.run.greeting import Hello, Introduce
@@ -75,7 +75,7 @@ async def check_silence_ends(host: Host, folder: Path) -> None:
     ensemble = RemoteEnsemble(host, peers, timeout_s=0.5)
     assert (await ensemble.score(TEXT)).gone == {"mute": "no answer within 0.5 s"}
     assert (await ensemble.score(TEXT)).after.tolist() == [0, 1]
-    with pytest.raises(TalkootError, match="no expert of the ensemble answers") as caught:
+    with pytest.raises(TalkootError, match="no answer from experts") as caught:
         await RemoteEnsemble(host, {"mute": peers["mute"]}, timeout_s=0.2).score(TEXT)
     assert caught.value.code is Exit.UNREACHABLE
 
@@ -100,8 +100,21 @@ async def check_a_text_that_one_refuses_is_scored_by_the_others(host: Host, fold
     assert "64 positions" in scored.gone["model"]
     assert scored.gone["near"] == "its peer is lost"
     assert (await ensemble.score([7] * 3)).gone == {}
-    with pytest.raises(TalkootError, match="no expert"):
+    with pytest.raises(TalkootError, match="no answer"):
         await RemoteEnsemble(host, peers).score([9999, 1])
+
+
+async def check_a_prior_is_made_from_the_peers_word_on_held_out_text(host: Host, folder: Path) -> None:
+    """The same as from experts on this machine; without one of them there is none."""
+    peers = await hire(host, {str(number): save(folder, number) for number in range(2)})
+    texts = [TEXT, TEXT[3:9]]
+    there = await RemoteEnsemble(host, peers).evidence(texts)
+    scorers = {str(number): StageScorer(model(number)) for number in range(2)}
+    assert there.tobytes() == evidence(scorers, texts).tobytes()
+    assert np.exp(priors["cached"](2, there).log_weights).sum() == pytest.approx(1)
+    with pytest.raises(TalkootError, match="no answer") as caught:
+        await RemoteEnsemble(host, {**peers, "gone": Absent()}).evidence(texts)
+    assert caught.value.where == "gone"
 
 
 async def check_when_the_chosen_one_is_lost_the_next_best_is_asked(host: Host, folder: Path) -> None:
@@ -128,9 +141,11 @@ async def check_losses_of_others_are_kept_for_whoever_waits(host: Host, folder: 
 
 async def check_a_folder_that_holds_no_model_is_said_so(host: Host, folder: Path) -> None:
     """The peer's own error reaches whoever hires it."""
+    place = save(folder, 0)
+    (place / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(TalkootError) as caught:
-        await hire(host, {"nothing": folder / "nothing"})
-    assert "peer nothing" in caught.value.where
+        await hire(host, {"broken": place})
+    assert "peer broken" in caught.value.where
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -16,6 +16,7 @@ from talkoot.core.errors import Exit, TalkootError
 from talkoot.data import corpora
 from talkoot.data.source import read_documents
 
+pytest.importorskip("pip")
 PLAY = "HAMLET\nWho's there?\n" * 20
 
 

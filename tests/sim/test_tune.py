@@ -194,6 +194,66 @@ def test_a_rehearsal_resumes_at_the_same_round_as_often_as_it_is_stopped(tmp_pat
     assert verify(tmp_path / "run" / "log.sqlite") == []
 
 
+def test_whoever_is_asked_to_stop_stores_its_state_however_far_ahead_it_is(tmp_path):
+    free = recipe(
+        exchange={"wait_s": 0, "max_lag": 3},
+        tune={"rounds": 60, "checkpoint_every": 0},
+        peers=[{"name": "alder"}, {"name": "birch", "speed": 0.1, "model": {"seed": 5}}],
+        rollout={"prompts": 3, "samples": 6, "max_new_tokens": 12},
+    )
+    stopped = run(free, tmp_path / "run", stop_after=20)
+    rounds = {name: peer.rounds for name, peer in stopped.tuned.peers.items()}
+    assert rounds["birch"] < 15  # it does not have to catch up
+    assert rounds["alder"] >= 20
+    assert {name: peer.kept[-1][0] for name, peer in stopped.tuned.peers.items()} == rounds
+    more = run(free, tmp_path / "run")
+    assert more.result.finished
+    assert more.updates("alder")[0].round == rounds["alder"]
+    assert more.updates("birch")[0].round == rounds["birch"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"not what it was"])
+def test_a_damaged_state_is_passed_over_for_an_older_one(tmp_path, damage: bytes):
+    often = recipe(tune={"rounds": 10, "checkpoint_every": 1})
+    whole = run(often)
+    first = run(often, tmp_path / "run", stop_after=4)
+    newest = first.tuned.peers["alder"].kept[-1]
+    (tmp_path / "run" / "blobs" / newest[1]).write_bytes(damage)
+    again = run(often, tmp_path / "run")
+    assert again.result.finished
+    assert again.updates("alder")[0].round == newest[0] - 1
+    assert again.hashes == whole.hashes
+
+
+def test_peers_with_equal_states_do_not_drop_each_others(tmp_path):
+    alike = [{"name": "alder"}, {"name": "birch", "speed": 0.2}]
+    never = recipe(
+        peers=alike,
+        optimizer={"learning_rate": 1e-30},
+        exchange={"wait_s": 0, "external": 0},
+        tune={"rounds": 12, "checkpoint_every": 1},
+    )
+    done = run(never, tmp_path / "run")
+    assert done.result.finished
+    assert done.facts("peer.lost", Gone) == []
+
+
+def test_a_peer_lost_before_the_beginning_is_not_waited_for():
+    slow = [{"name": "alder"}, {"name": "birch"}]
+    fault = {"peer": "birch", "at_s": 0.0005, "kind": "kill"}
+    done = run(recipe(peers=slow, faults=[fault], tune={"rounds": 4, "respawn": False, "patience_s": 30}))
+    assert done.result.finished
+    assert len(done.updates("alder")) == 4
+
+
+def test_a_state_that_was_stored_is_not_warmed_up_again(tmp_path, monkeypatch):
+    warm = recipe(task="addition:1", model={"tokenizer": "characters"}, warm={"steps": 2}, tune={"rounds": 2})
+    run(warm, tmp_path / "run")
+    monkeypatch.setattr("talkoot.tune.tuner.warm_start", lambda *_: pytest.fail("it was warmed up again"))
+    more = recipe(task="addition:1", model={"tokenizer": "characters"}, warm={"steps": 2}, tune={"rounds": 3})
+    assert run(more, tmp_path / "run").result.finished
+
+
 def test_another_recipe_is_refused(tmp_path):
     run(recipe(), tmp_path / "run")
     with pytest.raises(TalkootError, match="another run") as refused:

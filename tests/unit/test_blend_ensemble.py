@@ -21,12 +21,16 @@ from talkoot.blend.ensemble import (
     StageScorer,
     evidence,
     mix,
+    open_stages,
     prior_from,
     priors,
     stream,
 )
+from talkoot.blend.folder import Blend, Expert
 from talkoot.core.errors import TalkootError
 from talkoot.model.generate import stream as stream_one
+from talkoot.model.huggingface import save_folder
+from talkoot.model.tokenizer import Tokenizer
 
 log_probabilities = some.floats(-20, -1e-6)
 
@@ -350,6 +354,44 @@ def test_requests_out_of_range_are_refused(arguments, name):
     with pytest.raises(TalkootError) as caught:
         list(stream(readers(2), **{"ids": TEXT, "max_new_tokens": 3, **arguments}))
     assert name in caught.value.what
+
+
+def blend_of(folder, tokenizers) -> Blend:
+    """A blend of as many experts as there are tokenizers."""
+    blend = Blend.open_or_new(folder / "blend")
+    for number, tokenizer in enumerate(tokenizers):
+        stage = model(number)
+        save_folder(folder / str(number), stage.config, stage.tensors(), tokenizer)
+        size = sum(tensor.numel() for tensor in stage.tensors().values())
+        blend.put(Expert(name=f"e{number}", model=str(folder / str(number)), parameters=size, tokenizer="?"))
+    return blend
+
+
+def test_the_experts_of_a_blend_are_opened_by_name(tmp_path):
+    blend = blend_of(tmp_path, [Tokenizer.bytes()] * 3)
+    stages = open_stages(blend, ["e2", "e0"])
+    assert list(stages) == ["e2", "e0"]
+    assert list(open_stages(blend)) == ["e0", "e1", "e2"]
+    expected = PosteriorEnsemble({"e2": StageScorer(model(2)), "e0": StageScorer(model(0))}).score(TEXT)
+    found = PosteriorEnsemble({name: StageScorer(stage) for name, stage in stages.items()}).score(TEXT)
+    assert found.log_probs.tolist() == expected.log_probs.tolist()
+    with pytest.raises(TalkootError, match="there is no expert 'e9'"):
+        open_stages(blend, ["e9"])
+
+
+def test_unlike_tokenizers_are_refused_with_what_differs_before_a_tensor_is_read(tmp_path):
+    other = Tokenizer.bytes()
+    content = other.content.replace('"<|end|>"', '"<|over|>"')
+    renamed = Tokenizer(content, {**other.settings, "eos_token": "<|over|>"})
+    blend = blend_of(tmp_path, [Tokenizer.bytes(), Tokenizer.bytes(), renamed])
+    (tmp_path / "0" / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(TalkootError, match="unlike tokenizers") as caught:
+        open_stages(blend)
+    assert caught.value.where == "e0 and e2"
+    assert caught.value.why == (
+        "0 tokens have another id, 2 are in one of them only: "
+        "'<|end|>' is only in the first, '<|over|>' is only in the second"
+    )
 
 
 def test_the_smallest_context_of_the_experts_is_the_ensembles():

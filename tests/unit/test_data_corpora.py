@@ -149,7 +149,7 @@ def test_a_truncated_package_leaves_nothing(mirror, cache):
 def test_a_broken_file_within_a_package_leaves_nothing(mirror, cache):
     deb(mirror / "manpages-de_1_all.deb", {"usr/share/man/de/a.gz": zipped("text" * 99)[:-9]})
     problem = failure(lambda: corpora.fetch("manpages-de"))
-    assert problem.where == "manpages-de 1:2.0-1"
+    assert problem.where == "manpages-de"
     assert "a.gz is not whole" in problem.why
     assert not list(cache.iterdir())
 
@@ -233,6 +233,22 @@ def test_where_another_process_was_faster_its_result_counts():
     theirs: list[store.Manifest] = []
     assert store.keep("kjv", slower) == theirs[0]
     assert list(read_documents("corpus:kjv")) == ["theirs"]
+
+
+def test_a_document_that_nobody_can_have_written_is_refused(cache, mirror, monkeypatch):
+    monkeypatch.setattr(store.readers, "LONGEST_LINE", 30)
+    deb(mirror / "manpages-de_1_all.deb", {**FORTUNE, "usr/share/man/de/c.gz": zipped(".SH c\n" + "long " * 9)})
+    assert "47 bytes" in failure(lambda: corpora.fetch("manpages-de")).why
+    assert not list(cache.iterdir())
+
+
+def test_what_a_killed_fetch_left_is_removed_once_it_is_old(cache):
+    for name in (".kjv.old", ".kjv.new", ".go.old"):
+        (cache / name).mkdir(parents=True)
+    for name in (".kjv.old", ".go.old"):
+        os.utime(cache / name, (0, 0))
+    kept("a")
+    assert sorted(path.name for path in cache.iterdir()) == [".go.old", ".kjv.new", "kjv"]
 
 
 def test_a_full_disk_is_said_so(cache, monkeypatch):

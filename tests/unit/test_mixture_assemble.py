@@ -8,8 +8,8 @@ import torch
 from mixture_toys import CONTRIBUTOR, NAMES, expert, experts, model, shape, text
 from talkoot.blend.mixture.assemble import assemble, with_expert, without_expert
 from talkoot.blend.mixture.counting import count, feature_digest, windows
-from talkoot.blend.mixture.fitting import fit_gates, log_likelihoods
-from talkoot.blend.statistics import Gram, Histogram
+from talkoot.blend.mixture.fitting import fit_gates
+from talkoot.blend.statistics import Gram
 from talkoot.core.errors import TalkootError
 from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
@@ -188,12 +188,12 @@ def test_the_sums_are_those_of_the_states_that_the_gate_will_see(gate):
 
 
 def test_every_token_counts_once_and_none_is_padding():
-    documents = [list(range(5)), [], list(range(40)), [7]]
-    rows = list(windows(documents, 16))
+    documents = [list(range(5)), list(range(40)), [7]]
+    rows = list(windows(map(torch.tensor, documents), 16))
     assert sorted(token for batch in rows for row in batch.tolist() for token in row) == sorted(
         token for ids in documents for token in ids
     )
-    part = count(model(), documents, domain="d", gate="token", tokenizer="t", contributor=CONTRIBUTOR, window=16)
+    part = count(model(), [[], *documents], domain="d", gate="token", tokenizer="t", contributor=CONTRIBUTOR, window=16)
     assert (part.documents, part.tokens) == (3, 46)
     assert part.grams["block.2"].count == 46
 
@@ -326,14 +326,12 @@ def test_a_routed_second_pass_counts_what_the_gates_lead_to():
     fit_gates(made, routed)
 
 
-def test_a_token_that_a_domain_never_had_is_unlikely_not_impossible():
-    one, other = Histogram(3), Histogram(3)
-    one.add([0, 0, 0])
-    other.add([1])
-    table = log_likelihoods({"a": one, "b": other})
-    torch.testing.assert_close(table.exp().sum(0), torch.ones(2, dtype=torch.float64))
-    assert table[2].isfinite().all()
-    assert table[0, 0] > table[0, 1]
+def test_naive_bayes_knows_the_logarithm_of_every_tokens_chance_in_each_domain():
+    made = fitted("naive-bayes")
+    table = made.tensors()["model.embed_tokens.gate"]
+    torch.testing.assert_close(table.exp().sum(0), torch.ones(3))
+    counts = torch.tensor(text(1)).flatten().bincount(minlength=64) + 0.5
+    torch.testing.assert_close(table[:, 1], (counts / counts.sum()).log())
 
 
 def test_sums_are_in_double_precision():

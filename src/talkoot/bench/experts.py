@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -35,6 +35,7 @@ from talkoot.plan.experts import TOLERANCE
 
 CLAIM = "Ensembles of unlike experts cost exactly what equal ones do; what harder domains gain, easier ones pay"
 EQUAL = "homogeneous"
+Score = Callable[[Trial, str], float]
 BAYES, ROUNDING = 1e-10, 1e-9  # nats
 WINDOWS = 4  # per domain, worked out in sixty digits
 
@@ -112,13 +113,13 @@ def rows(setting: Setting, trials: Sequence[Trial]) -> Iterator[Row]:
         )
 
 
-def _others(setting: Setting) -> list[tuple[str, object]]:
+def _others(setting: Setting) -> list[tuple[str, Score]]:
     def single(trial: Trial, domain: str) -> float:
         models = trial.plans[EQUAL].models.values()
         best = min(models, key=lambda m: geometric([perplexity(trial.log_probs[d, m]) for d in setting.domains]))
         return perplexity(trial.log_probs[domain, best])
 
-    def by(rule: str) -> object:
+    def by(rule: str) -> Score:
         def score(trial: Trial, domain: str) -> float:
             models = list(trial.plans[EQUAL].models.values())
             held = np.concatenate(

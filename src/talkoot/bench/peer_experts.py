@@ -35,6 +35,7 @@ from talkoot.plan.experts import Assigned, Budget, Curve, allocate, classify, fi
 Floats = NDArray[np.float64]
 Model = tuple[str, str, int]  # size, domain, steps
 OPPOSITE = {"easy": "hard", "medium": "medium", "hard": "easy"}
+EXPERTS = {"steps": 160, "horizon": 240, "trial_steps": 24, "warmup": 8}
 DIGITS = 60  # of the reference arithmetic
 
 
@@ -55,8 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[str, ...] = ("wordnet", "go", "licences")
     general: tuple[str, ...] = ("perl-manual", "elisp", "gcide")
     megabytes: float = 2.5
-    experts: Mapping[str, object] = {"steps": 160, "horizon": 240, "trial_steps": 16}
-    model: Mapping[str, object] = {}
+    experts: Mapping[str, object] = msgspec.field(default_factory=lambda: dict(EXPERTS))
+    model: Mapping[str, object] = msgspec.field(default_factory=dict)
     general_steps: int = 240
     allocations: tuple[str, ...] = ("homogeneous", "steps", "sizes", "sizes-and-steps", "marginal", "reversed")
     windows: int = 24

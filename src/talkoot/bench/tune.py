@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -57,7 +59,9 @@ def _measure(folder: Path, seeds: list[int], quick: bool) -> Outcome:
         learned.append(parts.learn(tuner, warm_s, seed, 20 if quick else 30, 256))
         for name, value in _pools(base, seed, quick).items():
             pool.setdefault(name, []).append(value)
-    points, slope = parts.memory(folder, 300 if quick else 2000)
+    # In a process of its own: memory that earlier parts gave back would hide what this one takes.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        points, slope = apart.submit(parts.memory, folder, 300 if quick else 2000).result()
     return Outcome(
         name="tune",
         claim=CLAIM,

@@ -95,10 +95,10 @@ class Experts(Section, frozen=True, kw_only=True):
     trained: Literal["mlp", "all"] = "mlp"
     batch: int = 8
     learning_rate: float = 1.5e-3
-    warmup: int = 20
+    warmup: int = 10
     horizon: int = 0
     checkpoint_every: int = 50
-    trial_steps: int = 24
+    trial_steps: int = 32
     evaluate_windows: int = 24
 
 

@@ -222,6 +222,19 @@ class Tokenizer:
         content = [json.loads(self.content), self.bos_id, self.eos_id]
         return blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
 
+    def differences(self, other: Tokenizer) -> str:
+        """In words, what another tokenizer does otherwise; empty where every text gets the same ids from both."""
+        if self.digest() == other.digest():
+            return ""
+        here, there = self.vocabulary(), other.vocabulary()
+        moved = sorted(token for token in here.keys() & there.keys() if here[token] != there[token])
+        alone = sorted(here.keys() ^ there.keys())
+        if not moved and not alone:
+            return "the tokens are the same, but merges, markers or settings are not"
+        parts = [f"{token!r} is {here[token]} and {there[token]}" for token in moved[:3]]
+        parts += [f"{token!r} is only in the {'first' if token in here else 'second'}" for token in alone[:3]]
+        return f"{len(moved)} tokens have another id, {len(alone)} are in one of them only: {', '.join(parts)}"
+
 
 class _Explained:
     """The library reports malformed files as bare ``Exception``; this renames exactly those."""

@@ -74,7 +74,7 @@ class Allocation(Protocol):
 #: ways to spread compute over domains by name; the paper's are all but ``marginal``
 allocations: Registry[Allocation] = Registry("allocation")
 
-_SIZES = dict(zip(CLASSES, ("small", "medium", "large"), strict=True))
+_SIZES: dict[str, str] = dict(zip(CLASSES, ("small", "medium", "large"), strict=True))
 
 
 def _more(budget: Budget, difficulty: str) -> float:

@@ -48,12 +48,15 @@ def export_policy(run: Path, out: Path, name: str | None = None) -> tuple[str, i
             next="name a new folder",
         )
     blobs = Blobs(run / "blobs")
-    kept = [one for one in tuned.peers[name].kept if one[1] in blobs]
+    kept = [one for one in tuned.peers[name].kept if blobs.holds_whole(one[1])]
     if not kept:
+        lost = bool(tuned.peers[name].kept)
         raise TalkootError(
-            f"{name} has stored nothing yet",
+            f"no state of {name} can be read" if lost else f"{name} has stored nothing yet",
             where=str(run),
-            why="states are stored every tune.checkpoint_every rounds and at the end",
+            why="what was stored is damaged or gone"
+            if lost
+            else "states are stored every tune.checkpoint_every rounds and at the end",
             next="let the run go on, and export again",
         )
     round_number, blob = kept[-1]

@@ -19,7 +19,7 @@ from talkoot.run.greeting import Hello
 from talkoot.run.journal import Journal, Observer
 from talkoot.run.records import End, Facts, Resume, Start, Warned
 from talkoot.tune.job import TuneJob
-from talkoot.tune.messages import Begin, Done, Place, Ready, View
+from talkoot.tune.messages import Begin, Done, Ended, Place, Ready, View
 from talkoot.tune.records import KEPT, Generated, Kept, TuneRolledBack, TuneState, Updated, Viewed
 from talkoot.world.api import FAILED, HELLO, LOST, Host, Launch, Message
 from talkoot.world.faults import Fault
@@ -32,12 +32,14 @@ SOLVED = 0.99  # mean reward from which on there is nothing left to learn
 
 @dataclass(slots=True)
 class Member:
-    """A peer that said hello; ``ready`` once its policy is loaded, ``since`` once it is in the view."""
+    """A peer that said hello; ``ready`` once its policy is loaded, ``since`` once it is in the view, ``ended`` when it
+    has done its last round."""
 
     name: str
     address: str
     ready: Ready | None = None
     since: int = 0
+    ended: bool = False
 
 
 class TuneLead:
@@ -111,9 +113,10 @@ class TuneLead:
         self._before = self.tuned.furthest
         self.record("run.resume", Resume(world=self.world.kind, talkoot=talkoot.__version__, steps=self.until))
         self._from_round = whole = self._whole_round()
-        if whole < self.tuned.furthest:
+        newest = {name: max((n for n, _ in self._kept(name) if n <= whole), default=0) for name in self.recipe.names}
+        if any(self._rounds(name) > newest[name] for name in newest):
             self.record("tune.rollback", TuneRolledBack(round=whole, reason="the lead was started again"), whole)
-        for name in self.recipe.names:
+        for name in self.recipe.names if self.recipe.exchange.wait_s else ():
             if self.recipe.peer(name).from_round <= whole and self._rounds(name) < whole:
                 text = f"{name} is behind: it goes on from its state after {self._rounds(name)} rounds"
                 self.record("run.warning", Warned(text=text), whole)
@@ -129,9 +132,11 @@ class TuneLead:
         """The newest round that all can go back to: their states after it are stored and still there.
 
         Not all: one that is so far behind the furthest that no round is left which both have (it was lost and not
-        started again, or is slow and nobody waits) does not take the others back with it. Nor does one that came late
-        and has stored nothing yet."""
+        started again, for instance) does not take the others back with it. Nor does one that came late and has stored
+        nothing yet. Where nobody waits for anybody, everybody goes on from where it was."""
         founders = [n for n in self.recipe.names if self.recipe.peer(n).from_round == 0 or self._kept(n)]
+        if not self.recipe.exchange.wait_s:
+            return max(max(self._stored_rounds(name)) for name in founders)
         common: set[int] = set()
         for stored in sorted(map(self._stored_rounds, founders), key=max, reverse=True):
             common = (common & stored or common) if common else stored
@@ -140,7 +145,7 @@ class TuneLead:
     def _stored_rounds(self, name: str) -> set[int]:
         """Rounds that a peer can go back to; to the beginning, as long as it has forgotten nothing on its way."""
         kept = self._kept(name)
-        stored = {number for number, blob in kept if blob in self.world.blobs}
+        stored = {number for number, blob in kept if self.world.blobs.holds_whole(blob)}
         return stored | {0} if len(kept) < KEPT or not stored else stored
 
     def _kept(self, name: str) -> tuple[tuple[int, str], ...]:
@@ -152,8 +157,9 @@ class TuneLead:
         return self._begun and not self._working()
 
     def _working(self) -> list[str]:
-        """Names of those that still have a round to do, on their way ones included."""
-        return sorted(name for name in self.company.names if self._rounds(name) < self.until)
+        """Names of those that still have a round to do or a state to store, on their way ones included."""
+        busy = {member.name for member in self.members.values() if member.ready and not member.ended}
+        return sorted(name for name in self.company.names if self._rounds(name) < self.until or name in busy)
 
     def _rounds(self, name: str) -> int:
         peer = self.tuned.peers.get(name)
@@ -167,7 +173,7 @@ class TuneLead:
 
     async def _hear(self) -> None:
         patience_s = self.recipe.tune.patience_s
-        topics = ("ready", "round", LOST, FAILED, HELLO)
+        topics = ("ready", "round", "ended", LOST, FAILED, HELLO)
         deadline = self.world.now() + patience_s
         while True:  # a request to stop comes from outside, without a message
             try:
@@ -193,6 +199,11 @@ class TuneLead:
                 await self._ready(message.sender, message.read(Ready))
             case "round":
                 await self._report(message.sender, message.read(Done))
+            case "ended" if message.sender in self.members:
+                member, ended = self.members[message.sender], message.read(Ended)
+                member.ended = True
+                if ended.blob:
+                    self._keep(member.name, ended.round, ended.blob)
             case _ if message.topic == HELLO:
                 await self._admit(message)
             case _ if message.topic == LOST:
@@ -213,7 +224,10 @@ class TuneLead:
         """Let everybody end with the round that the furthest is in, and store its state."""
         self._stopping = True
         # Whoever is in the middle of a round hears of it before the next one, and stores its state after that.
-        self.until = min(self.until, self.tuned.furthest + 2) if self._begun else 0
+        # Where nobody waits for anybody, the slowest need not catch up.
+        rounds = [self._rounds(member.name) for member in self.members.values() if member.ready]
+        last = max(rounds, default=0) if self.recipe.exchange.wait_s else min(rounds, default=0)
+        self.until = min(self.until, last + 2) if self._begun else 0
         self._begun = True
         await self._publish()
 
@@ -234,8 +248,8 @@ class TuneLead:
         if name is None:
             return
         self.members[peer] = Member(name, message.read(Hello).address)
-        kept = [blob for _, blob in self._kept(name) if blob in self.world.blobs]
-        await self.world.send(peer, "begin", Begin(kept[-1] if kept else ""))
+        newest = next((blob for _, blob in reversed(self._kept(name)) if self.world.blobs.holds_whole(blob)), "")
+        await self.world.send(peer, "begin", Begin(newest))
 
     async def _ready(self, peer: PeerId, ready: Ready) -> None:
         member = self.members.get(peer)
@@ -245,7 +259,13 @@ class TuneLead:
         if self._begun:  # the others have gone on; they wait for it from the round after the next one on
             member.since = max(self._rounds(member.name), min(self.tuned.furthest + 2, self.until - 1))
             await self._publish()
-        elif all(other.ready for other in self.members.values()) and not self.company.on_their_way:
+        else:
+            await self._begin()
+
+    async def _begin(self) -> None:
+        """Publish the first view as soon as everybody is ready that was started and is still there."""
+        everybody = all(other.ready for other in self.members.values()) and not self.company.on_their_way
+        if not self._begun and self.members and everybody:
             self._begun = True
             for other in self.members.values():
                 other.since = self._rounds(other.name)
@@ -273,6 +293,8 @@ class TuneLead:
     async def _lose(self, message: Message) -> None:
         if (lost := self.company.lost(message)) is not None:
             await self._strike_off(message.sender, lost[1])
+        elif not self._begun:  # one that died before its hello may have been given up
+            await self._begin()
 
     async def _strike_off(self, peer: PeerId, reason: str) -> None:
         """Go on without a peer, and start it again unless the run is over for it."""
@@ -283,6 +305,8 @@ class TuneLead:
         self.company.check_left(f"{name} went last: {reason}; tune.respawn = true starts lost peers again")
         if self._begun:
             await self._publish()
+        else:
+            await self._begin()
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
@@ -303,13 +327,20 @@ class TuneLead:
             self._launch_due()
         self._notice_idle(member.name, done)
         if done.blob:
-            size = self.world.blobs.size(done.blob)
-            if size is None:
-                raise ValueError("the state that it says it stored is not in the store")
-            before = self._wanted()
-            kept = Kept(name=member.name, round=number + 1, blob=done.blob, num_bytes=size)
-            self.record("tune.kept", kept, number + 1)
-            self.world.blobs.drop(before - self._wanted())
+            self._keep(member.name, number + 1, done.blob)
+
+    def _keep(self, name: str, rounds: int, blob: str) -> None:
+        """Write down that a peer's state is stored, and drop what nobody goes back to any more.
+
+        Raises:
+            ValueError: it is not in the store.
+        """
+        size = self.world.blobs.size(blob)
+        if size is None:
+            raise ValueError("the state that it says it stored is not in the store")
+        before = self._wanted()
+        self.record("tune.kept", Kept(name=name, round=rounds, blob=blob, num_bytes=size), rounds)
+        self.world.blobs.drop(before - self._wanted())
 
     def _notice_idle(self, name: str, done: Done) -> None:
         """Say once when a peer's updates move nothing for some rounds: a curve that stays flat does not tell why."""

@@ -66,3 +66,11 @@ class Done(msgspec.Struct, frozen=True):
     generated: Signed
     updated: Signed
     blob: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Peer to lead, ``ended``: no further round is to be done, and its newest state is stored: in ``blob``, after
+    ``round`` rounds, where the run ended before that was due."""
+
+    round: int
+    blob: str = ""

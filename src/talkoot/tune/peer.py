@@ -19,7 +19,7 @@ from talkoot.core.receipt import Receipt, Signed, Task, body, sign
 from talkoot.run.greeting import say_hello
 from talkoot.tune.gather import Inbox
 from talkoot.tune.job import TuneJob
-from talkoot.tune.messages import Begin, Done, Place, Ready, Rollouts, View
+from talkoot.tune.messages import Begin, Done, Ended, Place, Ready, Rollouts, View
 from talkoot.tune.tuner import Learned, Tuner
 from talkoot.tune.wire import Limits, pack
 from talkoot.world.api import LOST, Message, World
@@ -47,7 +47,7 @@ class TunePeer:
             raise ValueError("a peer that nobody launched has no lead")
         self.lead: PeerId = world.lead
         self.view = View(0, (), job.recipe.tune.rounds)
-        self.round = 0
+        self.round = self._stored = 0  # rounds done, and those after which its state was stored
         self._met: set[PeerId] = set()
         self._dropped: Counter[str] = Counter()  # messages that the world refused, up to the last round
 
@@ -57,11 +57,12 @@ class TunePeer:
         """From the hello to the end."""
         world, recipe = self.world, self.recipe
         begin = (await say_hello(world, self.lead, ("begin", "stop"), HELLO_AGAIN_S)).read(Begin)
-        self.tuner = await world.compute(lambda: Tuner.open(recipe, world.name), 0.0)
+        fresh = not begin.blob  # what was stored is beyond its warm start
+        self.tuner = await world.compute(lambda: Tuner.open(recipe, world.name, warm=fresh), 0.0)
         size, rollout = self.tuner.size, recipe.rollout_of(world.name)
         if begin.blob:
             blob = world.blobs.get(begin.blob)
-            self.round = await world.compute(lambda: self.tuner.load(blob, begin.blob), 2.0 * size)
+            self.round = self._stored = await world.compute(lambda: self.tuner.load(blob, begin.blob), 2.0 * size)
         drift = await world.compute(self.tuner.self_check, 4.0 * size * rollout.max_new_tokens)
         most = max(recipe.rollout_of(name).prompts * (1 + recipe.exchange.refills) for name in recipe.names)
         self.inbox = Inbox(world.run, Limits(most, recipe.rollout.samples, self.tuner.limit))
@@ -71,6 +72,9 @@ class TunePeer:
             await self._hear()
         while self.round < self.view.until:
             await self._round()
+        # Where nobody waits, it may have passed the round that was to be the last.
+        blob = await self._store() if self._stored != self.round else ""
+        await world.send(self.lead, "ended", Ended(self.round, blob), step=self.round)
         while True:  # others may still want its completions, which the world sends; the lead says when all is done
             await self._hear()
 
@@ -158,8 +162,7 @@ class TunePeer:
         blob, every = "", self.recipe.tune.checkpoint_every
         last = self.round >= self.view.until
         if last or (every and self.round % every == 0):
-            data = await world.compute(lambda: self.tuner.to_bytes(self.round), 2.0 * self.tuner.size)
-            blob = world.blobs.put(data)
+            blob = await self._store()
         receipt = Receipt(
             run=world.run,
             generation=0,
@@ -176,6 +179,12 @@ class TunePeer:
         await world.reached(number, "report")
         await world.send(self.lead, "round", Done(generated, sign(receipt, world.key), blob), step=number)
         await world.reached(number, "idle")
+
+    async def _store(self) -> str:
+        """Put one's state by; the blob's name."""
+        data = await self.world.compute(lambda: self.tuner.to_bytes(self.round), 2.0 * self.tuner.size)
+        self._stored = self.round
+        return self.world.blobs.put(data)
 
     # -- hearing ----------------------------------------------------------------------------------------------
 
@@ -209,8 +218,10 @@ class TunePeer:
             return
         self.view = view
         for place in view.places:
-            if place.peer == self.world.me:
-                self.round = max(self.round, place.since)
+            if place.peer == self.world.me and place.since > self.round:
+                # It leaves rounds out; what was stored before them holds as after them.
+                self._stored = place.since if self._stored == self.round else self._stored
+                self.round = place.since
         self._meet()
 
     def _meet(self) -> None:

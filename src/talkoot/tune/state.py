@@ -14,10 +14,12 @@ POLICY, LEARNER = "policy.", "learner."
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What is no tensor: rounds done and updates seen."""
+    """What is no tensor: rounds done, updates seen, and whose they are. (Two peers' states are never one blob: it would
+    be dropped with the one's and be missing for the other.)"""
 
     round: int
     version: int
+    peer: str = ""
 
 
 def to_bytes(policy: dict[str, Tensor], learner: dict[str, Tensor], counters: Counters) -> bytes:

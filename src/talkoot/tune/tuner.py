@@ -256,7 +256,7 @@ class Tuner:
 
     def to_bytes(self, rounds: int) -> bytes:
         """Everything that a resume with the same bits needs."""
-        return to_bytes(self.policy.state(), self.learner.state(), Counters(rounds, self.version))
+        return to_bytes(self.policy.state(), self.learner.state(), Counters(rounds, self.version, self.name))
 
     def load(self, data: bytes, where: str) -> int:
         """Take back what :meth:`to_bytes` gave; returns the rounds done."""

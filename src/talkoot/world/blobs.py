@@ -41,7 +41,7 @@ class Blobs:
         if self.folder is None:
             self._check_space(name, data)
             self._memory[name] = bytes(data)
-        elif not self._holds_whole(name):
+        elif not self.holds_whole(name):
             self.write(self._path(name), data)
         return name
 
@@ -54,10 +54,11 @@ class Blobs:
         if self.full:
             raise _unwritable(where, data, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    def _holds_whole(self, name: str) -> bool:
+    def holds_whole(self, name: str) -> bool:
+        """Whether ``name`` is here with the bytes that it names; reads all of it."""
         try:
             self.get(name)
-        except (KeyError, ValueError, OSError):  # absent; or damaged, and about to be repaired
+        except (KeyError, ValueError, OSError):  # absent; or damaged, which storing it again repairs
             return False
         return True
 

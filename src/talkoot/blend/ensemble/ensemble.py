@@ -94,6 +94,17 @@ def prior_from(rule: str, scorers: Mapping[str, TokenScorer], held_out: Iterable
     return priors[rule](len(scorers), evidence(scorers, held_out))
 
 
+def nobody_answers(gone: Mapping[str, str], *, next: str) -> TalkootError:
+    """The error when experts without whom it cannot go on are gone; ``gone`` says why, by name."""
+    return TalkootError(
+        "no answer from experts of the ensemble",
+        where=", ".join(gone) or "ensemble",
+        why="; ".join(f"{name}: {why}" for name, why in gone.items()) or "the prior believes in none of them",
+        next=next,
+        code=Exit.UNREACHABLE,
+    )
+
+
 class Mixing:
     """What scoring here and scoring over a network have in common: who is asked for what, and the sum.
 
@@ -137,13 +148,7 @@ class Mixing:
         """
         prior = self._prior_without(gone)
         if prior is None:
-            raise TalkootError(
-                "no expert of the ensemble answers",
-                where=", ".join(self.names),
-                why="; ".join(f"{name}: {why}" for name, why in gone.items()) or "the prior believes in none of them",
-                next="start the experts' peers again, or score with experts on this machine",
-                code=Exit.UNREACHABLE,
-            )
+            raise nobody_answers(gone, next="start the experts' peers again, or score with experts on this machine")
         # Where both are there, the first part's answers count: the choice was made by them.
         mixed = mix(self._table(count, gone, rest, first), prior, keep=self.keep, after=self.after)
         return Scored(mixed.log_probs, mixed.weights[:-1], mixed.weights[-1], self.names, gone)

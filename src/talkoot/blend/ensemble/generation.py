@@ -87,7 +87,7 @@ def stream(
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float = 1.0,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     eos_id: int | Sequence[int] | None = None,
     stop: Sequence[Sequence[int]] = (),
 ) -> Iterator[Told]:

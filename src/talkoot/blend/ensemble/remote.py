@@ -6,7 +6,7 @@ The same in both worlds. While it asks, the asking side takes all score messages
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from talkoot.blend.ensemble.ensemble import Mixing, Scored
+from talkoot.blend.ensemble.ensemble import Mixing, Scored, nobody_answers
+from talkoot.blend.ensemble.opening import common_tokenizer
 from talkoot.blend.ensemble.posterior import Floats, Prior
 from talkoot.blend.ensemble.scorers import Gone, StageScorer, TokenScorer
 from talkoot.core.codec import decode, encode, negotiate
@@ -128,8 +129,9 @@ async def hire(world: Host, models: Mapping[str, Path], *, timeout_s: float = 12
         timeout_s: until all have to be there.
 
     Raises:
-        TalkootError: one cannot load its model, ended, or is not there in time.
+        TalkootError: their tokenizers differ, one cannot load its model, ended, or is not there in time.
     """
+    common_tokenizer(models)
     tickets: dict[str, str] = {}
     for name, model in models.items():
         post = encode(Post(str(model.resolve())))
@@ -206,6 +208,21 @@ class RemoteEnsemble:
         while wanted := self.mixing.wanted(ids, first, rest, gone):
             rest |= await self._ask(wanted, ids, gone)
         return self.mixing.scored(first, rest, len(ids) - 1, gone)
+
+    async def evidence(self, texts: Iterable[Sequence[int]]) -> Floats:
+        """(N, K): log-probability of each held-out text under each expert, for a prior's rule (``priors[...]``).
+
+        Raises:
+            TalkootError: an expert does not answer: no prior can be made without its word.
+        """
+        rows: list[list[float]] = []
+        for ids in texts:
+            gone = dict(self.gone)
+            said = await self._ask(self.mixing.names, ids, gone)
+            if gone:
+                raise nobody_answers(gone, next="leave these experts out, or use the prior 'uniform'")
+            rows.append([float(said[name].sum()) for name in self.mixing.names])
+        return np.asarray(rows, np.float64).reshape(len(rows), len(self.mixing.names))
 
     async def _ask(self, names: Sequence[str], ids: Sequence[int], gone: dict[str, str]) -> dict[str, Floats]:
         self._number += 1

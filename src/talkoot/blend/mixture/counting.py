@@ -18,6 +18,8 @@ from talkoot.blend.mixture.gates import Gate, gates
 from talkoot.blend.mixture.names import is_trunk
 from talkoot.blend.mixture.trunk import SHAPE
 from talkoot.blend.statistics import Gram, Histogram, Provenance, Source, Statistics
+from talkoot.blend.statistics.histogram import as_ids
+from talkoot.blend.statistics.provenance import dataset_digest
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import Digest, PeerId, digest, digest_of_digests
 from talkoot.model.decoder import Block, Positions
@@ -79,60 +81,52 @@ def count(
         )
     grams = {layer_name(i): Gram(config.width) for i in range(1, config.layers + 1)} if method.reads_states else {}
     histogram = Histogram(config.vocab_size) if method.reads_tokens else None
-    names: list[Digest] = []
-
-    def read() -> Iterator[Sequence[int]]:
-        for ids in documents:
-            if len(ids):
-                names.append(digest(torch.tensor(ids).numpy().tobytes(), "document"))
-                if histogram is not None:
-                    histogram.add(ids)
-                yield ids
-
-    tokens = 0
+    read = [as_ids(ids, config.vocab_size) for ids in documents if len(ids)]
+    if not read:
+        raise _bad("a domain is empty", domain, "no document holds a token", "name a text that is not empty")
+    for ids in read:
+        if histogram is not None:
+            histogram.add(ids)
     with ExitStack() as hooks:
         for index, name in enumerate(grams, 1):
             block = stage.layers[index]
             if isinstance(block, Block):
-                hook = block.mlp.register_forward_pre_hook(_counter(grams[name], method, stage))
+                hook = block.mlp.register_forward_pre_hook(_counter(grams[name], method))
                 hooks.callback(hook.remove)
-        for rows in windows(read(), window):
-            tokens += rows.numel()
-            if grams:
-                stage.run_layers(rows.to(stage.device), range(config.layers + 1))
-    if not tokens:
-        raise _bad("a domain is empty", domain, "no document holds a token", "name a text that is not empty")
-    dataset = digest_of_digests((name, str(number)) for number, name in enumerate(sorted(names)))
+        for rows in windows(read, window) if grams else ():
+            stage.run_layers(rows.to(stage.device), range(config.layers + 1))
     provenance = Provenance(
         features=feature_digest(stage, gate, tokenizer),
         domain=domain,
-        sources=(Source(contributor=contributor, dataset=dataset),),
+        sources=(
+            Source(contributor=contributor, dataset=dataset_digest(digest(ids.numpy().tobytes()) for ids in read)),
+        ),
         code=talkoot.__version__,
     )
-    return Statistics(provenance, grams=grams, histogram=histogram, documents=len(names), tokens=tokens)
+    tokens = sum(map(len, read))
+    return Statistics(provenance, grams=grams, histogram=histogram, documents=len(read), tokens=tokens)
 
 
-def windows(documents: Iterable[Sequence[int]], length: int, batch: int = 16) -> Iterator[Tensor]:
-    """Documents in pieces of ``length`` tokens, batched with pieces of the same length: int64 (B, T), no padding.
+def windows(documents: Iterable[Tensor], length: int, batch: int = 16) -> Iterator[Tensor]:
+    """Documents (n,) in pieces of ``length`` tokens, batched with pieces of the same length: int64 (B, T), no padding.
 
     The last piece of a document may be shorter, and is a batch of its own.
     """
-    full: list[Sequence[int]] = []
+    full: list[Tensor] = []
     for ids in documents:
-        for start in range(0, len(ids), length):
-            piece = ids[start : start + length]
+        for piece in ids.split(length):
             if len(piece) < length:
-                yield torch.tensor([piece])
+                yield piece[None]
                 continue
             full.append(piece)
             if len(full) == batch:
-                yield torch.tensor(full)
+                yield torch.stack(full)
                 full = []
     if full:
-        yield torch.tensor(full)
+        yield torch.stack(full)
 
 
-def _counter(gram: Gram, method: Gate, stage: Stage) -> Callable[..., None]:
+def _counter(gram: Gram, method: Gate) -> Callable[..., None]:
     def hook(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0]
         frequencies = x.new_empty(0, dtype=torch.float32)

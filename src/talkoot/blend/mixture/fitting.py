@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 from talkoot.blend.mixture.counting import layer_name
 from talkoot.blend.mixture.gates import gates
 from talkoot.blend.mixture.model import Mixture
 from talkoot.blend.mixture.names import SCORES
+from talkoot.blend.router.naive_bayes import token_chances
 from talkoot.blend.solve import ridge
-from talkoot.blend.statistics import Gram, Histogram, Statistics
+from talkoot.blend.statistics import Gram, Statistics
 from talkoot.core.errors import TalkootError
-
-SMOOTHING = 0.5  # added to every count: a token that a domain never had is unlikely there, not impossible
 
 
 @torch.no_grad()
@@ -48,8 +46,8 @@ def fit_gates(
     config, method = mixture.config, gates[mixture.config.gate]
     _check(mixture, statistics)
     if method.reads_tokens:
-        histograms = {name: statistics[name].histogram for name in config.experts}
-        mixture.tensors()[SCORES].copy_(log_likelihoods({k: v for k, v in histograms.items() if v is not None}))
+        counts = [one.unigrams for one in (statistics[name].histogram for name in config.experts) if one is not None]
+        mixture.tensors()[SCORES].copy_(token_chances(torch.stack(counts, 1)).log())
     found: dict[str, float] = {}
     for index, layer in enumerate(mixture.mixtures, 1):
         if layer.gate is None:
@@ -65,12 +63,6 @@ def fit_gates(
             layer.gate.bias.copy_(weights[-1])
         found[name] = fit.condition
     return found
-
-
-def log_likelihoods(histograms: Mapping[str, Histogram]) -> Tensor:
-    """Logarithm of each token's probability in each domain, (vocabulary, D) float64, from smoothed counts."""
-    counts = torch.stack([one.unigrams for one in histograms.values()], 1).double() + SMOOTHING
-    return (counts / counts.sum(0)).log()
 
 
 def randomise_gates(mixture: Mixture, seed: int) -> None:

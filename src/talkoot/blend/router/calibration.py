@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import torch
@@ -95,13 +95,13 @@ def calibrate(
         wanted: the aims.
 
     Raises:
-        TalkootError: a domain has no held-out document, or none is as long as any of the lengths.
+        TalkootError: a domain's held-out text is shorter than the shortest prompt.
     """
     points: list[Point] = []
     for length in sorted(set(wanted.lengths)):
         drawn = [draw_prompts(documents.get(name, ()), length, wanted.prompts, wanted.seed) for name in names]
         if not all(drawn):
-            continue  # a domain has no document of this length
+            continue  # a domain has too little text for a prompt of this length
         measured = [measure(prompt) for prompts in drawn for prompt in prompts]
         labels = torch.tensor([label for label, prompts in enumerate(drawn) for _ in prompts])
         scores = torch.stack([scores for scores, _ in measured])
@@ -116,27 +116,43 @@ def calibrate(
             )
         )
     if not points:
-        lengths = {name: max(map(len, documents.get(name, ())), default=0) for name in names}
+        lengths = {name: sum(map(len, documents.get(name, ()))) for name in names}
         name = min(lengths, key=lambda name: lengths[name])
         raise TalkootError(
             "the router cannot be calibrated",
             where=name,
-            why=f"its longest held-out document has {lengths[name]} tokens, {min(wanted.lengths)} are needed",
-            next="hold out more or longer documents",
+            why=f"its held-out documents have {lengths[name]} tokens, and a prompt takes {min(wanted.lengths)}",
+            next="hold out more documents",
         )
     return Calibration(points=tuple(points))
 
 
 def draw_prompts(documents: Sequence[Sequence[int]], length: int, count: int, seed: int) -> list[Tensor]:
-    """Pieces of ``length`` tokens: a document by chance (each that is long enough alike), then a place in it."""
-    long = [document for document in documents if len(document) >= length]
+    """Pieces of ``length`` tokens: a document by chance, each alike, then a place in it.
+
+    Documents that are shorter are joined with the short ones after them until they are long enough: entries of a
+    dictionary make prompts too. Without that many tokens there are no prompts.
+    """
+    pool = list(_long_enough(documents, length))
     chance = torch.Generator().manual_seed(seed)
     prompts: list[Tensor] = []
-    for _ in range(count if long else 0):
-        document = long[int(torch.randint(len(long), (), generator=chance))]
+    for _ in range(count if pool else 0):
+        document = pool[int(torch.randint(len(pool), (), generator=chance))]
         first = int(torch.randint(len(document) - length + 1, (), generator=chance))
         prompts.append(torch.as_tensor(document[first : first + length], dtype=torch.int64))
     return prompts
+
+
+def _long_enough(documents: Sequence[Sequence[int]], length: int) -> Iterator[Sequence[int]]:
+    joined: list[int] = []
+    for document in documents:
+        if len(document) >= length:
+            yield document
+            continue
+        joined.extend(int(token) for token in document)
+        if len(joined) >= length:
+            yield joined
+            joined = []
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:

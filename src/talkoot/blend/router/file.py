@@ -21,6 +21,7 @@ from talkoot.blend.statistics import Features, Statistics
 from talkoot.blend.statistics.file import check_sizes, opened
 from talkoot.blend.statistics.provenance import Outline
 from talkoot.core.errors import TalkootError
+from talkoot.core.ids import Digest
 from talkoot.model.folder import write_file
 from talkoot.model.tokenizer import Tokenizer
 
@@ -33,6 +34,7 @@ class _Sheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int
     rule: str
     calibration: Calibration
+    features: Digest
     names: tuple[str, ...]
     outlines: tuple[Outline, ...]
     vocabulary: int
@@ -49,6 +51,7 @@ def save(router: Router, path: Path) -> None:
         version=VERSION,
         rule=router.rule,
         calibration=router.calibration,
+        features=features.id,
         names=router.names,
         outlines=tuple(one.outline() for one in router.statistics.values()),
         vocabulary=features.vocabulary,
@@ -84,6 +87,8 @@ def load(path: Path) -> Router:
             for index, (name, outline) in enumerate(zip(sheet.names, sheet.outlines, strict=True))
         }
         features = Features(_tokenizer(sheet, tensors["tokenizer"], path), tensors.get("table"), sheet.buckets)
+        if features.id != sheet.features:
+            raise ValueError("its tokenizer or its embeddings were changed")
     except (msgspec.DecodeError, ValueError, RecursionError) as problem:
         next = "fit the router again with `talkoot blend route`"
         raise TalkootError("the router cannot be read", where=str(path), why=str(problem), next=next) from None

@@ -19,7 +19,7 @@ import talkoot
 from talkoot.blend.statistics.gram import Gram
 from talkoot.blend.statistics.histogram import Histogram, as_ids
 from talkoot.blend.statistics.objects import Statistics
-from talkoot.blend.statistics.provenance import Provenance, Source
+from talkoot.blend.statistics.provenance import Provenance, Source, dataset_digest
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import Digest, digest
 from talkoot.core.keys import Key
@@ -125,13 +125,12 @@ def count(domain: str, documents: Iterable[Sequence[int]], features: Features, k
             continue
         seen.append(digest(ids.numpy().tobytes()))
         histogram.add(ids)
-        for piece in ids.split(_PIECE) if gram is not None else ():
-            if len(piece) >= CHUNK or len(ids) < CHUNK:
-                gram.add(features.chunk_sums(piece))
+        if gram is not None:
+            _add_chunks(gram, features, ids)
     if not seen:
         why = "no document has a token"
         raise TalkootError("the domain is empty", where=domain, why=why, next="name a source that holds text")
-    source = Source(key.peer, digest("".join(sorted(seen)).encode(), "documents"))
+    source = Source(key.peer, dataset_digest(seen))
     return Statistics(
         provenance=Provenance(features=features.id, domain=domain, sources=(source,), code=talkoot.__version__),
         grams={CHUNKS: gram} if gram is not None else {},
@@ -139,3 +138,9 @@ def count(domain: str, documents: Iterable[Sequence[int]], features: Features, k
         documents=len(seen),
         tokens=histogram.tokens,
     )
+
+
+def _add_chunks(gram: Gram, features: Features, ids: Tensor) -> None:
+    for piece in ids.split(_PIECE):
+        if len(piece) >= CHUNK or len(ids) < CHUNK:
+            gram.add(features.chunk_sums(piece))

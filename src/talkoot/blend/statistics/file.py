@@ -16,7 +16,6 @@ from talkoot.blend.statistics.provenance import Outline
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import PeerId, digest, short
 from talkoot.core.keys import Key, verify
-from talkoot.model.folder import write_file
 
 VERSION = 1
 MAX_BYTES = 1 << 32
@@ -38,8 +37,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     signer: PeerId
 
 
-def write(statistics: Statistics, path: Path, key: Key) -> None:
-    """Write and sign.
+def signed(statistics: Statistics, key: Key) -> bytes:
+    """A file's content, signed.
 
     Raises:
         ValueError: they are not fit to be sent, or are of one source that is not the key's.
@@ -51,8 +50,7 @@ def write(statistics: Statistics, path: Path, key: Key) -> None:
     header = Header(version=VERSION, outline=statistics.outline(), signer=key.peer)
     text = msgspec.json.encode(header)
     signature = key.sign(bytes.fromhex(digest(text, _PURPOSE))).hex()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, save(statistics.numbers(), {"statistics": text.decode(), "signature": signature}))
+    return save(statistics.numbers(), {"statistics": text.decode(), "signature": signature})
 
 
 def read_header(path: Path) -> Header:

@@ -20,6 +20,7 @@ from talkoot.blend.statistics.histogram import Histogram
 from talkoot.blend.statistics.provenance import Outline, Provenance
 from talkoot.core.ids import Digest, digest, digest_of_digests
 from talkoot.core.keys import Key
+from talkoot.model.folder import write_file
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,17 @@ class Statistics:
         statistics.check()
         return statistics
 
-    def write(self, path: Path, key: Key) -> None:
-        """Write as a file signed by ``key``; see :func:`talkoot.blend.statistics.file.write`."""
+    def signed(self, key: Key) -> bytes:
+        """A file's content, signed by ``key``; see :func:`talkoot.blend.statistics.file.signed`."""
         from talkoot.blend.statistics import file  # the file knows what it holds
 
-        file.write(self, path, key)
+        return file.signed(self, key)
+
+    def write(self, path: Path, key: Key) -> None:
+        """Write what :meth:`signed` gives."""
+        content = self.signed(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
 
     @classmethod
     def read(cls, path: Path, *, features: str = "") -> Statistics:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from talkoot.blend.statistics.gram import MAX_WIDTH
 from talkoot.blend.statistics.histogram import MAX_BUCKETS, MAX_VOCABULARY
-from talkoot.core.ids import Digest, PeerId
+from talkoot.core.ids import Digest, PeerId, digest
 
 MAX_GRAMS = 1024
 
@@ -21,6 +23,11 @@ class Source(msgspec.Struct, frozen=True, order=True):
 
     contributor: PeerId
     dataset: Digest
+
+
+def dataset_digest(documents: Iterable[str]) -> Digest:
+    """Of a text, from the digests of its documents' token ids (int64), in any order."""
+    return digest("".join(sorted(documents)).encode(), "documents")
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):

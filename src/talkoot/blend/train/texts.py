@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import cast
 
 from talkoot.blend.recipe import BlendRecipe, Domain
 from talkoot.core.errors import TalkootError
 from talkoot.core.ids import digest
 from talkoot.data import TokenFile, read_documents
+from talkoot.data.pack import Tokenizer as Packing
 from talkoot.data.pack import pack
 from talkoot.data.split import split_documents
 from talkoot.model.tokenizer import Tokenizer
@@ -107,14 +109,15 @@ def domain_tokens(recipe: BlendRecipe, name: str, part: str, tokenizer: Tokenize
     """One side of a domain's text."""
     target = folder / TOKENS / name / part
     if (target / "tokens.json").is_file():
-        return TokenFile.open(target, tokenizer=tokenizer)
+        return TokenFile.open(target, tokenizer=cast(Packing, tokenizer))
     return _packed(iter(documents(recipe, name, part)), tokenizer, target, f"{recipe.domain(name).source}, {part}")
 
 
 def _packed(texts: Iterator[str], tokenizer: Tokenizer, folder: Path, what: str) -> TokenFile:
     if (folder / "tokens.json").is_file():
-        return TokenFile.open(folder, tokenizer=tokenizer)
-    return pack(texts, tokenizer, folder, what)  # two peers at once write the same bytes, each whole before it shows
+        return TokenFile.open(folder, tokenizer=cast(Packing, tokenizer))
+    # Two peers at once write the same bytes, each whole before it shows.
+    return pack(texts, cast(Packing, tokenizer), folder, what)
 
 
 def check_readable(domain: Domain) -> None:

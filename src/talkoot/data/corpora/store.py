@@ -11,7 +11,9 @@ import contextlib
 import gzip
 import hashlib
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from talkoot.data.corpora.corpus import Corpus, corpora
 from talkoot.data.corpora.parcel import Parcel
 
 DOCUMENTS, MANIFEST, VERSION = "documents.jsonl.gz", "manifest.json", 1
+_STALE_S = 24 * 3600.0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +99,7 @@ def keep(name: str, make: Callable[[Corpus, Path], tuple[Iterator[str], tuple[Pa
     place, corpus = folder(name), corpora[name]
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(place)
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=place.parent) as scratch:
             whole = Path(scratch) / "whole"
             whole.mkdir()
@@ -112,6 +116,14 @@ def keep(name: str, make: Callable[[Corpus, Path], tuple[Iterator[str], tuple[Pa
     return cached(name) or manifest
 
 
+def _sweep(place: Path) -> None:
+    """Remove what fetches left that were killed long ago."""
+    for old in place.parent.glob(f".{place.name}.*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _STALE_S:
+                shutil.rmtree(old)
+
+
 def _write(name: str, corpus: Corpus, whole: Path, texts: Iterator[str], parcels: tuple[Parcel, ...]) -> Manifest:
     seen, size, total = set[bytes](), 0, hashlib.blake2b(digest_size=32)
     with (whole / DOCUMENTS).open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
@@ -123,6 +135,8 @@ def _write(name: str, corpus: Corpus, whole: Path, texts: Iterator[str], parcels
             seen.add(mark)
             size += len(raw)
             line = msgspec.json.encode({"text": raw.decode()}) + b"\n"
+            if len(line) >= readers.LONGEST_LINE:
+                raise ValueError(f"a document has {len(raw):,} bytes, which is no text that anybody wrote")
             total.update(line)
             packed.write(line)
     if not seen:

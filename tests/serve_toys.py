@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import torch
 
+from talkoot.blend.changes import Changes
 from talkoot.blend.folder import ROUTER, Blend, Expert
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig
@@ -112,7 +113,7 @@ def build_toy(place: Path | Catalogue, settings: Settings = Settings(), **option
     """The application over a blend with such a router, or over any other catalogue."""
     options = {"hosts": frozenset({"127.0.0.1"}), **options}
     if isinstance(place, Path):
-        place = Catalogue(place, Names.load, lambda path, router: path.read_text())
+        place = Catalogue(place, lambda blend: Changes(blend, Names.load, lambda path, router: path.read_text()))
     return build(place, settings, **options)
 
 

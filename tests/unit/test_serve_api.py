@@ -170,6 +170,8 @@ def test_unknown_prompts_go_where_the_owner_wants_them(pair):
 
     told = visit(pair, ask).json()["talkoot"]
     assert (told["expert"], told["mode"], told["known"]) == ("general", "general", False)
+    told = visit(pair, ask, Settings(unknown="ensemble")).json()["talkoot"]
+    assert (told["expert"], told["mode"], told["known"]) == ("ensemble", "ensemble", False)
     refused = visit(pair, ask, Settings(unknown="refuse"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_domain")
 

@@ -10,7 +10,7 @@ import torch
 
 from serve_toys import chat, client_of, write_blend, write_model
 from talkoot.blend.ensemble import StageReader, stream
-from talkoot.blend.folder import MIXTURE, ROUTER, STATISTICS, Blend
+from talkoot.blend.folder import MIXTURE, ROUTER, STATISTICS, Blend, Expert
 from talkoot.blend.mixture.assemble import assemble
 from talkoot.blend.mixture.store import save_mixture
 from talkoot.blend.router import Router
@@ -87,6 +87,22 @@ def test_an_expert_added_and_removed_leaves_the_router_as_it_was(folder, tmp_pat
     assert after.route(ids) == before.route(ids)
 
 
+def test_an_expert_added_from_outside_is_routed_to_at_the_next_request(folder, tmp_path):
+    write_model(tmp_path / "cow", 5)
+    statistics("cow").write(folder / STATISTICS / "cow.safetensors", Key.derived(1, "cow"))
+
+    async def story(client):
+        assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] != "cow"
+        file = f"{STATISTICS}/cow.safetensors"
+        Blend.open(folder).put(
+            Expert(name="cow", model=str(tmp_path / "cow"), parameters=1, tokenizer="", statistics=file)
+        )
+        assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] == "cow"
+        assert Router.load(folder / ROUTER).names == ("cat", "dog")  # whoever added it writes the router, or nobody
+
+    visit(folder, story)
+
+
 def test_statistics_of_other_features_are_refused_and_change_nothing(folder, tmp_path):
     write_model(tmp_path / "cow", 5)
     other = Features(Tokenizer.bytes(), buckets=1 << 10)
@@ -121,10 +137,9 @@ def test_an_ensemble_says_what_the_posterior_says(folder):
     async def story(client):
         said = await told(client, prompt, "ensemble")
         assert said["talkoot"]["mode"] == "ensemble"
-        unknown = await told(client, "0")
-        return said["choices"][0]["message"]["content"], unknown
+        return said["choices"][0]["message"]["content"]
 
-    text, _ = visit(folder, story)
+    text = visit(folder, story)
     ids = Tokenizer.bytes().encode(prompt)
     readers = {name: StageReader(load_model(folder / "experts" / name)) for name in ("cat", "dog")}
     assert text == Tokenizer.bytes().decode([one.token for one in stream(readers, ids, 8)])

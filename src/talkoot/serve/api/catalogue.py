@@ -9,57 +9,17 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
 
-from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend, Expert, check_name
+from talkoot.blend.changes import AnyRouter, Changes
+from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend
 from talkoot.core.errors import TalkootError
 from talkoot.model.hf_config import CONFIG
-from talkoot.model.tokenizer import Tokenizer
-from talkoot.serve.api.models import FLOAT_BYTES, Source, describe
+from talkoot.serve.api.models import Source, describe
 
 AUTO, MOE, ENSEMBLE, GENERAL = "auto", "moe", "ensemble", "general"
-
-
-class Decision(Protocol):
-    """What a router says of a prompt."""
-
-    expert: str
-    scores: Mapping[str, float]
-    confidence: float
-    known: bool
-
-
-class Router(Protocol):
-    """What is needed of ``talkoot.blend.router.Router``."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the experts that it knows."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Changes with what it decides."""
-        ...
-
-    def route_text(self, text: str) -> Decision:
-        """Whose prompt this is."""
-        ...
-
-    def adding(self, name: str, statistics: Any) -> Router:
-        """One that knows another expert, too, or other statistics of one."""
-        ...
-
-    def without(self, name: str) -> Router:
-        """One that never knew this expert; TalkootError where too few would be left to choose from."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write it down."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +36,7 @@ class Shelf:
 
     models: Mapping[str, Source]
     experts: tuple[str, ...]
-    router: Router | None = None
+    router: AnyRouter | None = None
     general: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,39 +52,19 @@ class Shelf:
         return [*([AUTO] if automatic and self.models else []), *self.models]
 
 
-def _router(path: Path) -> Router:
-    import torch
-
-    from talkoot.blend.router import Router as Stored
-
-    torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
-    return cast(Any, Stored.load(path))
-
-
-def _statistics(path: Path, router: Any) -> Any:
-    from talkoot.blend.statistics import Statistics
-
-    return Statistics.read(path, features=router.features.id)
-
-
 class Catalogue:
     """A folder's offer.
 
     Args:
         folder: of a blend, or of a single model.
-        load_router, load_statistics: read such files; statistics must be what this router counts.
+        changes: how a blend's experts and router are changed.
 
     Raises:
         TalkootError: it is neither.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        load_router: Callable[[Path], Router] = _router,
-        load_statistics: Callable[[Path, Any], Any] = _statistics,
-    ) -> None:
-        self.folder, self._load_router, self._load_statistics = folder, load_router, load_statistics
+    def __init__(self, folder: Path, changes: Callable[[Blend], Changes] = Changes) -> None:
+        self.folder, self._changes = folder, changes
         self.single = not (folder / MANIFEST).exists() and (folder / CONFIG).exists()
         self._reading = threading.Lock()
         self.problem = ""  # why the newest state of the folder is not what is served
@@ -174,71 +114,21 @@ class Catalogue:
             except (TalkootError, OSError) as problem:
                 problems[name] = str(problem)
         experts = tuple(name for name in blend.names if name in models)
-        router = self._router(blend, experts, problems)
-        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems)
-
-    def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
-        """The stored one, of exactly these experts: with those that have statistics, without those that went."""
-        path = self.folder / ROUTER
-        if not path.exists():
-            return None
-        router = self._load_router(path)
-        for name in experts:
-            file = blend.statistics_file(name)
-            if name not in router.names and file is not None:
-                try:
-                    router = router.adding(name, self._load_statistics(file, router))
-                except TalkootError as problem:  # it is served under its name all the same
-                    problems[name] = str(problem)
-        for name in [one for one in router.names if one not in experts]:
-            try:
-                router = router.without(name)
-            except TalkootError:  # nothing is left to choose between
-                return None
-        return router
+        router, unrouted = self._changes(blend).router(experts)
+        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems | unrouted)
 
     def add(self, name: str, model: str, statistics: str = "") -> Shelf:
-        """Put an expert into the blend, or another one under its name.
-
-        Args:
-            name: of the expert.
-            model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder.
-                Without statistics it is served under its name, and what the router knows of that name stays.
-
-        Raises:
-            TalkootError: nothing was changed.
-        """
+        """Put an expert into the blend; see :meth:`talkoot.blend.changes.Changes.add`."""
         blend = self._blend()
-        check_name(name)
-        folder = blend.path(model)
-        source = describe(name, folder)
-        expert = Expert(
-            name=name,
-            model=model,
-            parameters=source.weights // FLOAT_BYTES,
-            tokenizer=Tokenizer.load(folder).digest(),
-            statistics=statistics,
-        )
-        path = self.folder / ROUTER
-        if statistics and path.exists():
-            router = self._load_router(path)
-            router = router.adding(name, self._load_statistics(blend.path(statistics), router))
-            router.save(path)  # before the manifest: a router that knows more than there is does no harm
-        blend.put(expert)
+        describe(name, blend.path(model))  # what could not be served is not added
+        self._changes(blend).add(name, model, statistics)
         self.refresh()
         return self.shelf
 
     def remove(self, name: str) -> Shelf:
-        """Strike an expert off; its files stay.
-
-        Raises:
-            TalkootError: there is none.
-        """
-        self._blend().remove(name)
+        """Strike an expert off; see :meth:`talkoot.blend.changes.Changes.remove`."""
+        self._changes(self._blend()).remove(name)
         self.refresh()
-        if self.shelf.router is not None:
-            self.shelf.router.save(self.folder / ROUTER)
-            self.refresh()
         return self.shelf
 
     def _blend(self) -> Blend:

@@ -39,7 +39,7 @@ from talkoot.model.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 Scores = dict[str, Floats]  # by domain: log-probability of every token of its test windows, (W, T)
-TRAINED = ("mlp", "all")
+TRAINED: tuple[str, ...] = ("mlp", "all")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class Fusion:
     def prompted(self, made: Mixture) -> tuple[Scores, float]:
         """One expert per window, by naive Bayes on its first tokens; and how many windows got their own."""
         features = Features(self.tokenizer, buckets=0)
-        known = {n: count_tokens(n, list(rows[:, :-1]), features, self.key) for n, rows in self.texts.items()}
+        known = {n: count_tokens(n, rows[:, :-1].tolist(), features, self.key) for n, rows in self.texts.items()}
         router = Router.fit(known, features, rule="naive-bayes")
         found, right = {}, []
         for name, rows in self.tests.items():

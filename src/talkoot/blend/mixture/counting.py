@@ -50,7 +50,7 @@ def feature_digest(stage: Stage, gate: str, tokenizer: str) -> Digest:
 @torch.no_grad()
 def count(
     stage: Stage,
-    documents: Iterable[Sequence[int]],
+    documents: Iterable[Sequence[int] | Tensor],
     *,
     domain: str,
     gate: str,

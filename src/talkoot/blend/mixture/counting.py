@@ -87,17 +87,7 @@ def count(
     for ids in read:
         if histogram is not None:
             histogram.add(ids)
-    with ExitStack() as hooks:
-        for index, name in enumerate(grams, 1):
-            block = stage.layers[index]
-            if isinstance(block, Block):
-                hook = block.mlp.register_forward_pre_hook(_counter(grams[name], method))
-                hooks.callback(hook.remove)
-        # One window at a time: in a batch, states would depend on their company in the last digits, and two owners'
-        # sums would not be those of one who had all the text.
-        for ids in read if grams else ():
-            for piece in ids.split(window):
-                stage.run_layers(piece[None].to(stage.device), range(config.layers + 1))
+    _add_states(stage, read, grams, method, window)
     provenance = Provenance(
         features=feature_digest(stage, gate, tokenizer),
         domain=domain,
@@ -108,6 +98,20 @@ def count(
     )
     tokens = sum(map(len, read))
     return Statistics(provenance, grams=grams, histogram=histogram, documents=len(read), tokens=tokens)
+
+
+def _add_states(stage: Stage, documents: Iterable[Tensor], grams: dict[str, Gram], method: Gate, window: int) -> None:
+    """One window at a time: in a batch, states would depend on their company in the last digits, and the sums of two
+    owners would not be those of one who had all the text."""
+    with ExitStack() as hooks:
+        for index, gram in enumerate(grams.values(), 1):
+            block = stage.layers[index]
+            if isinstance(block, Block):
+                hook = block.mlp.register_forward_pre_hook(_counter(gram, method))
+                hooks.callback(hook.remove)
+        for ids in documents if grams else ():
+            for piece in ids.split(window):
+                stage.run_layers(piece[None].to(stage.device), range(stage.config.layers + 1))
 
 
 def _counter(gram: Gram, method: Gate) -> Callable[..., None]:

@@ -9,8 +9,9 @@ from mixture_toys import CONTRIBUTOR, NAMES, expert, experts, model, shape, text
 from talkoot.blend.mixture.assemble import assemble, with_expert, without_expert
 from talkoot.blend.mixture.counting import count, feature_digest
 from talkoot.blend.mixture.fitting import fit_gates
-from talkoot.blend.statistics import Gram, merge
+from talkoot.blend.statistics import Gram, Statistics, merge
 from talkoot.core.errors import TalkootError
+from talkoot.core.keys import Key
 from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
@@ -359,6 +360,17 @@ def test_naive_bayes_knows_the_logarithm_of_every_tokens_chance_in_each_domain()
     torch.testing.assert_close(table.exp().sum(0), torch.ones(3))
     counts = torch.tensor(text(1)).flatten().bincount(minlength=64) + 0.5
     torch.testing.assert_close(table[:, 1], (counts / counts.sum()).log())
+
+
+@pytest.mark.parametrize("gate", ["mean", "naive-bayes"])
+def test_signed_files_of_what_was_counted_give_the_same_gates(tmp_path, gate):
+    made, key = assemble(experts(), model(), gate=gate).mixture, Key()
+    for number, name in enumerate(NAMES):
+        asked = {"domain": name, "gate": gate, "tokenizer": "t", "contributor": key.peer}
+        count(made.forced(name), text(number), window=16, **asked).write(tmp_path / name, key)
+    read = {n: Statistics.read(tmp_path / n, features=feature_digest(model(), gate, "t")) for n in NAMES}
+    fit_gates(made, read)
+    assert same(made, fitted(gate))
 
 
 def test_sums_are_in_double_precision():

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -91,6 +92,11 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._closing = closing
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop in order, however often it is asked for: nothing here takes long, and processes must not be left."""
+        super().handle_exit(sig, frame)
+        self.force_exit = False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop."""

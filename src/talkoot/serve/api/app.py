@@ -24,12 +24,14 @@ from talkoot.serve.api.catalogue import Catalogue, Shelf
 from talkoot.serve.api.routing import Dispatcher, NoSuchModel, Route, UnknownDomain
 from talkoot.serve.api.schema import MAX_BODY_BYTES, AddExpert, BadRequest, ChatRequest, CompletionRequest, parse
 from talkoot.serve.api.service import Busy, Part, Service, TooLong, Unavailable, Unfit
-from talkoot.serve.api.stream import EventStream, HungUp, unless_gone
+from talkoot.serve.api.stream import EventStream, HungUp, Stopping, unless_gone
 from talkoot.serve.exposition import MEDIA_TYPE
 from talkoot.serve.guard import LOOPBACK, Guard
 from talkoot.world.real.ports import is_loopback
 
 RETRY_AFTER_S = 2
+DONE = "[DONE]"
+STOPPING = error("the server stops", "server_error", None, "stopping")
 HUNG_UP = 499  # never seen by anybody: what the log calls a request whose client left
 
 
@@ -45,6 +47,7 @@ class Api:
     def __init__(self, catalogue: Catalogue, dispatcher: Dispatcher, service: Service) -> None:
         self.catalogue, self.dispatcher, self.service = catalogue, dispatcher, service
         self.accounts = Accounts()
+        self.stopping = asyncio.Event()  # once set, answers under way end
         self._changing = asyncio.Lock()
 
     async def shelf(self) -> Shelf:
@@ -81,13 +84,13 @@ class Api:
         parts = self.service.answer(job, route)
         async with AsyncExitStack() as held:
             held.push_async_callback(parts.aclose)
-            first = await unless_gone(request.receive, anext(parts))
+            first = await unless_gone(request.receive, anext(parts), self.stopping)
             reply.take(first)
             if job.streamed:
                 held.pop_all()
                 events = self._events(reply, first, parts, started, usage=wish.include_usage)
-                return EventStream(events, _headers(reply, route))
-            await unless_gone(request.receive, _drain(reply, parts))
+                return EventStream(events, _headers(reply, route), self.stopping, [_json(STOPPING), DONE])
+            await unless_gone(request.receive, _drain(reply, parts), self.stopping)
         self._count(reply, started)
         return JSONResponse(reply.whole(), headers=_headers(reply, route))
 
@@ -106,7 +109,7 @@ class Api:
             yield _json(_refusal(problem)[1])
         finally:
             await parts.aclose()
-        yield "[DONE]"
+        yield DONE
 
     def _count(self, reply: Reply, started: float) -> None:
         now = time.monotonic()
@@ -165,7 +168,7 @@ def application(
         Path("/health", _health),
         Path("/metrics", _metrics),
     ]
-    handlers: dict[Any, Any] = dict.fromkeys((TalkootError, BadRequest, HungUp, ClientDisconnect), _told)
+    handlers: dict[Any, Any] = dict.fromkeys((TalkootError, BadRequest, HungUp, Stopping, ClientDisconnect), _told)
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, hosts=hosts, token=token, refusal=_not_let_in)],
@@ -294,6 +297,8 @@ _STATUS: tuple[tuple[type[TalkootError], int, str, str | None, str | None], ...]
 def _refusal(problem: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(problem, BadRequest):
         return 400, error(problem.text, "invalid_request_error", problem.param, "invalid_value")
+    if isinstance(problem, Stopping):
+        return 503, STOPPING
     if not isinstance(problem, TalkootError):
         return HUNG_UP, error("the client hung up", "client_error")
     text = f"{problem.what} ({problem.where})" + (f": {problem.why}" if problem.why else "") + f". {problem.next}."

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend, Expert, check_name
 from talkoot.core.errors import TalkootError
@@ -98,7 +98,7 @@ def _router(path: Path) -> Router:
     from talkoot.blend.router import Router as Stored
 
     torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
-    return Stored.load(path)
+    return cast(Any, Stored.load(path))
 
 
 def _statistics(path: Path, router: Any) -> Any:

@@ -102,7 +102,7 @@ class StageModel:
             seed=[ask.seed],
             eos_id=tuple(ends),
         )
-        yield from told((step[0] for step in steps), ends, ask.max_tokens)
+        yield from told((one for step in steps for one in step), ends, ask.max_tokens)
 
     def _chosen(self, ask: Ask) -> Any:
         return self._stage

@@ -133,5 +133,9 @@ def serve_api(
     listener = bind(host, port)
     ready(address_of(host, listener), catalogue)
     app = build(catalogue, settings, token=token or None, hosts=hosts_for(host))
+
+    async def stop() -> None:
+        app.state.api.stopping.set()
+
     with suppress(KeyboardInterrupt):  # that is how it ends
-        Server(app).run_on(listener)
+        Server(app, stop).run_on(listener)

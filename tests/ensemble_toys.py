@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from talkoot.blend.ensemble import Gone, serve_scores
+from talkoot.blend.ensemble.remote import ASK, TOLD, Told
+from talkoot.core.ids import digest
 from talkoot.model.config import ModelConfig
 from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
@@ -89,6 +91,17 @@ async def liar(world: World, argument: bytes) -> None:
             }[kind]
 
     await serve_scores(world, Lie(), 1.0)
+
+
+async def late(world: World, argument: bytes) -> None:
+    """A peer that answers its first question once the second one is there; the higher an id, the likelier it is."""
+    assert world.lead is not None
+    held = await say_hello(world, world.lead, (ASK,), 1.0)
+    for message in (held, await world.receive(ASK)):
+        ids = np.frombuffer(message.frames[0], "<i4")
+        told = Told(digest(ids.tobytes(), "question"))
+        await world.send(message.sender, TOLD, told, [(ids[1:] / 1000 - 1).astype("<f8").tobytes()])
+    await world.receive(LOST)
 
 
 async def mute(world: World, argument: bytes) -> None:

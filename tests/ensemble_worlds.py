@@ -10,10 +10,11 @@ import pytest
 
 from ensemble_toys import TEXT, Absent, Table, model, save
 from talkoot.blend.ensemble import PosteriorEnsemble, Prior, RemoteEnsemble, StageScorer, evidence, hire, priors
+from talkoot.blend.ensemble.remote import ASK, MOST_TOKENS
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.ids import PeerId
 from talkoot.run.greeting import Hello, Introduce
-from talkoot.world.api import HELLO, LOST, Host, Launch
+from talkoot.world.api import HELLO, LOST, Host, Launch, Lost
 
 TOYS = "ensemble_toys"
 MODELS = 3
@@ -48,6 +49,7 @@ async def check_numbers_are_those_of_local_experts(host: Host, folder: Path) -> 
         assert there.log_probs.tobytes() == here.log_probs.tobytes()
         assert there.weights.tobytes() == here.weights.tobytes()
         assert there.gone == {}
+    assert (await RemoteEnsemble(host, peers).score(TEXT[:1])).log_probs.shape == (0,)
     mixed: Mapping = {"0": peers["0"], "1": StageScorer(model(1)), "2": peers["2"]}
     assert (await RemoteEnsemble(host, mixed).score(TEXT)).log_probs.tobytes() == local().score(
         TEXT
@@ -78,6 +80,26 @@ async def check_silence_ends(host: Host, folder: Path) -> None:
     with pytest.raises(TalkootError, match="no answer from experts") as caught:
         await RemoteEnsemble(host, {"mute": peers["mute"]}, timeout_s=0.2).score(TEXT)
     assert caught.value.code is Exit.UNREACHABLE
+
+
+async def check_an_answer_that_comes_late_is_not_taken_for_another_texts(host: Host, folder: Path) -> None:
+    """Even if the texts are of one length, and another ensemble asked the first one."""
+    host.launch(Launch(name="late", program=f"{TOYS}:late"))
+    hello = await host.receive(HELLO, timeout=20)
+    host.meet(hello.sender, hello.read(Hello).address)
+    with pytest.raises(TalkootError, match="no answer"):
+        await RemoteEnsemble(host, {"late": hello.sender}, timeout_s=0.5).score([1, 10, 20])
+    scored = await RemoteEnsemble(host, {"late": hello.sender}).score([1, 30, 40])
+    assert scored.log_probs == pytest.approx([-0.97, -0.96])
+
+
+async def check_what_is_no_question_is_dropped(host: Host, folder: Path) -> None:
+    """An expert goes on whatever others send it."""
+    peers = await meet(host, steady=("steady", b""))
+    for frames in ([], [b"123"], [b"1234", b"1234"], [bytes(4 * MOST_TOKENS + 4)]):
+        await host.send(peers["steady"], ASK, None, frames)
+    await host.send(peers["steady"], "introduce", Lost("not contacts"))
+    assert (await RemoteEnsemble(host, peers).score(TEXT)).gone == {}
 
 
 async def check_lies_are_not_mixed(host: Host, folder: Path) -> None:

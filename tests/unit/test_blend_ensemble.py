@@ -138,14 +138,6 @@ def test_what_cannot_be_mixed_is_refused(heard, log_prior):
         mix(np.array(heard), Prior(np.array(log_prior)))
 
 
-def test_an_ensemble_does_not_drop_its_last_expert():
-    belief = Belief(Prior(np.log([0.5, 0.5])))
-    belief.drop(0)
-    assert belief.weights.tolist() == [0, 1]
-    with pytest.raises(ValueError):
-        belief.drop(1)
-
-
 # --- priors
 
 

@@ -7,10 +7,11 @@ import torch
 
 from mixture_toys import CONTRIBUTOR, NAMES, expert, experts, model, shape, text
 from talkoot.blend.mixture.assemble import assemble, with_expert, without_expert
-from talkoot.blend.mixture.counting import count, feature_digest, windows
+from talkoot.blend.mixture.counting import count, feature_digest
 from talkoot.blend.mixture.fitting import fit_gates
-from talkoot.blend.statistics import Gram
+from talkoot.blend.statistics import Gram, Statistics, merge
 from talkoot.core.errors import TalkootError
+from talkoot.core.keys import Key
 from talkoot.model.huggingface import save_folder
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
@@ -188,14 +189,41 @@ def test_the_sums_are_those_of_the_states_that_the_gate_will_see(gate):
 
 
 def test_every_token_counts_once_and_none_is_padding():
-    documents = [list(range(5)), list(range(40)), [7]]
-    rows = list(windows(map(torch.tensor, documents), 16))
-    assert sorted(token for batch in rows for row in batch.tolist() for token in row) == sorted(
-        token for ids in documents for token in ids
-    )
-    part = count(model(), [[], *documents], domain="d", gate="token", tokenizer="t", contributor=CONTRIBUTOR, window=16)
+    documents = [[], list(range(5)), list(range(40)), [7]]
+    part = count(model(), documents, domain="d", gate="token", tokenizer="t", contributor=CONTRIBUTOR, window=16)
     assert (part.documents, part.tokens) == (3, 46)
     assert part.grams["block.2"].count == 46
+    seen = []
+    stage = model()
+    stage.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0].tolist()))
+    count(stage, documents, domain="d", gate="token", tokenizer="t", contributor=CONTRIBUTOR, window=16)
+    assert [len(one) for one in seen] == [5, 16, 16, 8, 1]
+    assert [token for one in seen for token in one] == [token for ids in documents for token in ids]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("owners", [3, 7])
+def test_what_several_owners_count_apart_adds_up_to_what_one_would_have_counted(gate, owners):
+    central, federated = fitted(gate), fitted(gate)
+    parts = {}
+    for number, name in enumerate(NAMES):
+        documents = text(number, 14)
+        shares = [documents[owner::owners] for owner in range(owners)]
+        asked = {"domain": name, "gate": gate, "tokenizer": "t", "window": 16}
+        found = [
+            count(expert(number), share, contributor=f"{owner:064x}", **asked) for owner, share in enumerate(shares)
+        ]
+        whole = count(expert(number), documents, contributor=CONTRIBUTOR, **asked)
+        parts[name] = whole, merge(found[::-1])
+    fit_gates(central, {name: whole for name, (whole, _) in parts.items()})
+    fit_gates(federated, {name: merged for name, (_, merged) in parts.items()})
+    for name, (whole, merged) in parts.items():
+        assert merged.histogram == whole.histogram
+        for block, gram in whole.grams.items():
+            torch.testing.assert_close(merged.grams[block].matrix, gram.matrix, atol=0, rtol=1e-12)
+        assert (merged.tokens, merged.documents, name) == (whole.tokens, whole.documents, name)
+    assert torch.equal(federated(tokens(1, 8)), central(tokens(1, 8)))
 
 
 def test_an_owner_counts_on_its_own_expert_what_the_mixture_would_have_counted():
@@ -332,6 +360,17 @@ def test_naive_bayes_knows_the_logarithm_of_every_tokens_chance_in_each_domain()
     torch.testing.assert_close(table.exp().sum(0), torch.ones(3))
     counts = torch.tensor(text(1)).flatten().bincount(minlength=64) + 0.5
     torch.testing.assert_close(table[:, 1], (counts / counts.sum()).log())
+
+
+@pytest.mark.parametrize("gate", ["mean", "naive-bayes"])
+def test_signed_files_of_what_was_counted_give_the_same_gates(tmp_path, gate):
+    made, key = assemble(experts(), model(), gate=gate).mixture, Key()
+    for number, name in enumerate(NAMES):
+        asked = {"domain": name, "gate": gate, "tokenizer": "t", "contributor": key.peer}
+        count(made.forced(name), text(number), window=16, **asked).write(tmp_path / name, key)
+    read = {n: Statistics.read(tmp_path / n, features=feature_digest(model(), gate, "t")) for n in NAMES}
+    fit_gates(made, read)
+    assert same(made, fitted(gate))
 
 
 def test_sums_are_in_double_precision():

@@ -16,7 +16,7 @@ from talkoot.blend.mixture.layer import route, run_grouped
 from talkoot.blend.mixture.model import Mixture
 from talkoot.core.errors import TalkootError
 from talkoot.model.decoder import Cache
-from talkoot.model.generate import generate
+from talkoot.model.generate import generate, stream
 
 torch.set_num_threads(1)
 LOUD = 60.0  # times the random gates, so that tokens of one text part ways
@@ -207,3 +207,13 @@ def test_a_shape_that_contradicts_itself_is_refused(wrong):
         given["widths"] = (48,)
     with pytest.raises(TalkootError):
         MixtureConfig.of(shape(), given.pop("experts"), given.pop("widths"), **given)
+
+
+def test_texts_with_unlike_experts_can_be_generated_in_turns():
+    made = assemble(experts(), model(), gate="prompt").mixture
+    alone = [[step[0].token for step in stream(made.forced(name), tokens(1, 8), 6, eos_id=())] for name in NAMES[:2]]
+    turns = [
+        [step[0].token for step in both]
+        for both in zip(*(stream(made.forced(name), tokens(1, 8), 6, eos_id=()) for name in NAMES[:2]), strict=True)
+    ]
+    assert [list(one) for one in zip(*turns, strict=True)] == alone

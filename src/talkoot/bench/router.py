@@ -172,8 +172,8 @@ def notes(
     }
     later = [one.later[0] for one in trials]
     return [
-        "the worst seed decides each bar; nearest neighbours among sentence embeddings are left out with --quick and where "
-        f"the package {MODEL.replace('_', '-')} is not installed",
+        "the worst seed decides each bar; nearest neighbours among sentence embeddings are left out with --quick, and "
+        f"where {MODEL.replace('_', '-')} is not installed",
         "right to each domain: " + ", ".join(f"{name} {100 * share:.1f}" for name, share in by_domain.items()),
         f"abstention: {100 * len(answered) / len(decisions):.1f} % of known domains' prompts are answered, "
         f"{100 * wrong / len(decisions):.2f} % of all go to a wrong expert (asked for: at most 2); answered of probes: "

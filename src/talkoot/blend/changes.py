@@ -1,154 +1,279 @@
-"""An expert comes or goes: the manifest and the router change together, whether a server runs or not.
+"""What can be done to a blend: add and remove experts, fit a router, fuse the experts into one mixture.
 
-Whoever reads a blend between two steps of a change sees a whole one: a router may know experts that the manifest does
-not (they are left out), and the manifest may name experts that the router does not know (their statistics are added).
+Each leaves a whole blend and a receipt. Nothing here trains, and adding or removing an expert fits nothing again but
+the router's own small system.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import NamedTuple
 
-from talkoot.blend.folder import ROUTER, Blend, Expert, check_name
+import msgspec
+import numpy as np
+import torch
+
+from talkoot.blend.folder import MIXTURE, ROUTER, STATISTICS, TOKENIZER, Blend, Expert, check_name
+from talkoot.blend.ledger import Added, Removed, Routed, Upcycled, key_of, record
+from talkoot.blend.mixture.assemble import Assembly, assemble
+from talkoot.blend.mixture.counting import count as count_states
+from talkoot.blend.mixture.fitting import fit_gates
+from talkoot.blend.mixture.gates import gates
+from talkoot.blend.mixture.store import save_mixture
+from talkoot.blend.router import Router, Wanted, choose
+from talkoot.blend.statistics import Features, Statistics, count
+from talkoot.blend.text import documents_of, has_part, pack_split, split_source
 from talkoot.core.errors import TalkootError
-from talkoot.model.folder import read_headers
+from talkoot.core.keys import Key
+from talkoot.model.folder import Entry
+from talkoot.model.huggingface import load_model, preflight, read_tensors
 from talkoot.model.tokenizer import Tokenizer
+from talkoot.run.lock import locked
+
+AUTO = "auto"  # the rule that held-out prompts choose
 
 
-class Decision(Protocol):
-    """What a router says of a prompt."""
+class Text(msgspec.Struct, frozen=True, kw_only=True):
+    """A domain's text, as :func:`talkoot.blend.text.split_source` takes it."""
 
-    expert: str
-    scores: Mapping[str, float]
-    confidence: float
-    known: bool
-
-
-class AnyRouter(Protocol):
-    """What is needed of :class:`talkoot.blend.router.Router` where experts come and go."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the experts that it knows."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Changes with what it decides."""
-        ...
-
-    def route_text(self, text: str) -> Decision:
-        """Whose prompt this is."""
-        ...
-
-    def adding(self, name: str, statistics: Any) -> AnyRouter:
-        """One that knows another expert, too, or other statistics of one."""
-        ...
-
-    def without(self, name: str) -> AnyRouter:
-        """One that never knew this expert; TalkootError where too few would be left to choose from."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write it down, whole or not at all."""
-        ...
+    source: str
+    column: str = "text"
+    megabytes: float = 0.0
+    pieces: int = 0
 
 
-def load_router(path: Path) -> AnyRouter:
-    """The stored router."""
-    import torch
+class Fused(msgspec.Struct, frozen=True, kw_only=True):
+    """What :func:`upcycle` made.
 
-    from talkoot.blend.router import Router
-
-    torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
-    return cast(Any, Router.load(path))
-
-
-def load_statistics(path: Path, router: Any) -> Any:
-    """A domain's statistics; refused before a number is read unless they are what this router counts."""
-    from talkoot.blend.statistics import Statistics
-
-    return Statistics.read(path, features=router.features.id)
-
-
-class Changes:
-    """Changes of one blend.
-
-    Args:
-        blend: an open one.
-        routers, statistics: read such files.
+    Attributes:
+        folder, format: of the mixture.
+        gate: that chooses; ``condition``: the worst condition number of its systems.
+        strays: of each expert, how many tensors of its trunk are not the mixture's; all 0 = exact.
     """
 
-    def __init__(
-        self,
-        blend: Blend,
-        routers: Callable[[Path], AnyRouter] = load_router,
-        statistics: Callable[[Path, Any], Any] = load_statistics,
-    ) -> None:
-        self._blend, self._routers, self._statistics = blend, routers, statistics
-        self._path = blend.folder / ROUTER
+    folder: str
+    format: str
+    gate: str
+    condition: float
+    strays: dict[str, int]
 
-    def router(self, experts: Sequence[str]) -> tuple[AnyRouter | None, dict[str, str]]:
-        """The stored router, of exactly these experts; None where there is none, or nothing to choose between.
 
-        Also told is which experts it cannot know, and why.
-        """
-        problems: dict[str, str] = {}
-        if not self._path.exists():
-            return None, problems
-        router = self._routers(self._path)
-        for name in experts:
-            file = self._blend.statistics_file(name)
-            if name not in router.names and file is not None:
-                try:
-                    router = router.adding(name, self._statistics(file, router))
-                except TalkootError as problem:
-                    problems[name] = str(problem)
-        for name in [one for one in router.names if one not in experts]:
-            try:
-                router = router.without(name)
-            except TalkootError:
-                return None, problems
-        return router, problems
+def add_expert(
+    folder: Path, name: str, model: Path, *, text: Text | None = None, statistics: Path | None = None
+) -> Router | None:
+    """Add an expert, or replace the one of that name; the router, where there is one, learns its domain.
 
-    def add(self, name: str, model: str, statistics: str = "", source: str = "") -> Expert:
-        """Put an expert into the blend, or another one under its name.
+    Args:
+        folder: the blend's; an empty blend is begun where there is none.
+        model: its Hugging Face folder; stays where it is.
+        text: of its domain, counted here; or
+        statistics: that its owner counted elsewhere with the blend's tokenizer.
 
-        Args:
-            name: of the expert.
-            model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder.
-                Without statistics no prompt is routed to it, unless the router knows its name already.
-            source: the text it learned, as its owner calls it.
+    Returns:
+        The new router, where there is one.
 
-        Raises:
-            TalkootError: nothing was changed.
-        """
-        check_name(name)
-        folder = self._blend.path(model)
-        expert = Expert(
-            name=name,
-            model=model,
-            parameters=sum(prod(entry.shape) for entry in read_headers(folder).values()),
-            tokenizer=Tokenizer.load(folder).digest(),
-            statistics=statistics,
-            source=source,
+    Raises:
+        TalkootError: the name or the model cannot be used, weights are not finite, or statistics are of other features.
+    """
+    check_name(name)
+    config, entries = preflight(model)
+    _check_finite(model, entries)
+    with _changing(folder) as (blend, key):
+        tokenizer = Tokenizer.load(model)
+        if not (folder / TOKENIZER).is_dir():
+            tokenizer.save(folder / TOKENIZER)  # the first expert's is the router's
+        features = features_of(folder)
+        place, counted = f"{STATISTICS}/{name}.safetensors", None
+        if text is not None:
+            split = split_source(text.source, text.column, megabytes=text.megabytes, pieces=text.pieces)
+            pack_split(folder, name, split, features.tokenizer, text.source)
+            counted = count_text(name, split.train, features, key)
+            counted.write(folder / place, key)
+        elif statistics is not None:
+            counted = Statistics.read(statistics, features=features.id)
+            (folder / STATISTICS).mkdir(exist_ok=True)
+            (folder / place).write_bytes(statistics.read_bytes())
+        router = None
+        if counted is not None and (folder / ROUTER).exists():
+            router = _calibrated(Router.load(folder / ROUTER).adding(name, counted), folder)
+            router.save(folder / ROUTER)  # before the manifest: a router that knows more than there is does no harm
+        blend.put(
+            Expert(
+                name=name,
+                model=str(model.absolute()),
+                parameters=config.num_parameters(),
+                tokenizer=tokenizer.digest(),
+                statistics=place if counted is not None else "",
+                source=text.source if text is not None else "",
+            )
         )
-        if statistics and self._path.exists():
-            router = self._routers(self._path)
-            router.adding(name, self._statistics(self._blend.path(statistics), router)).save(self._path)
-        self._blend.put(expert)
-        return expert
+        digest = counted.outline().content if counted is not None else ""
+        record(folder, key, "blend.add", Added(name=name, parameters=config.num_parameters(), statistics=digest))
+    return router
 
-    def remove(self, name: str) -> Expert:
-        """Strike an expert off; its files stay.
 
-        Raises:
-            TalkootError: there is none.
-        """
-        gone = self._blend.remove(name)
-        router, _ = self.router(self._blend.names)
-        if router is not None:
-            router.save(self._path)
-        return gone
+def remove_expert(folder: Path, name: str) -> None:
+    """Strike an expert off, and let the router forget its domain; its files stay.
+
+    Raises:
+        TalkootError: there is none of that name.
+    """
+    with _changing(folder, must_exist=True) as (blend, key):
+        blend.expert(name)
+        path = folder / ROUTER
+        router = Router.load(path) if path.exists() else None
+        blend.remove(name)
+        if router is not None and name in router.names:
+            if len(router.names) > 2:
+                router.without(name).save(path)
+            else:
+                path.unlink()  # of one there is nothing to choose
+        record(folder, key, "blend.remove", Removed(name=name))
+
+
+def route(folder: Path, rule: str = AUTO, wanted: Wanted | None = None) -> tuple[Router, dict[str, float]]:
+    """Fit a router from the experts' statistics and calibrate it on their held-out text, as far as that is here.
+
+    Returns:
+        The router, and each rule's accuracy on held-out prompts.
+
+    Raises:
+        TalkootError: fewer than two experts have statistics, or they are of other features.
+    """
+    with _changing(folder, must_exist=True) as (blend, key):
+        features = features_of(folder)
+        files = {expert.name: blend.statistics_file(expert.name) for expert in blend}
+        statistics = {
+            name: Statistics.read(path, features=features.id) for name, path in files.items() if path is not None
+        }
+        documents = _held_out(folder, list(statistics), features.tokenizer)
+        if documents and rule == AUTO:
+            router, accuracy = choose(statistics, features, documents, wanted=wanted)
+        else:
+            router = Router.fit(statistics, features, *(() if rule == AUTO else (rule,)))
+            router, accuracy = router.calibrated(documents, wanted) if documents else router, {}
+        router.save(folder / ROUTER)
+        facts = Routed(router=router.version, rule=router.rule, domains=router.names, accuracy=accuracy)
+        record(folder, key, "blend.route", facts)
+    return router, accuracy
+
+
+def upcycle(
+    folder: Path,
+    *,
+    gate: str = "token",
+    top_k: int = 1,
+    trunk: str = "pinned",
+    format: str = "",
+    tokens: int = 100_000,
+    window: int = 256,
+) -> Fused:
+    """Fuse the experts into ``mixture/`` without training: their feed-forward layers side by side behind gates in
+    closed form, from statistics of each domain's text through the trunk with its own expert.
+
+    Args:
+        gate, top_k, trunk: see :class:`talkoot.blend.mixture.config.MixtureConfig`.
+        format: on disk; empty = the standard one of the experts' family, where it can hold the gate.
+        tokens: of each domain's text, at most; ``window``: that a gate's state looks back to.
+
+    Raises:
+        TalkootError: fewer than two experts, unlike shapes or tokenizers, or a domain's text is not here.
+    """
+    with _changing(folder, must_exist=True) as (blend, key):
+        places = {expert.name: blend.model_folder(expert.name) for expert in blend}
+        general = blend.path(blend.manifest.general) if blend.manifest.general else None
+        bias = format == "custom" and gates[gate].reads_states
+        made = assemble(places, general if trunk == "pinned" else None, gate=gate, top_k=top_k, trunk=trunk, bias=bias)
+        tokenizer = made.tokenizer or Tokenizer.load(next(iter(places.values())))
+        condition = _fit(made, places, _Texts(folder, tokenizer, tokens), key, window)
+        target = folder / MIXTURE
+        written = save_mixture(target, made.mixture, tokenizer, format)
+        parameters = sum(value.numel() for value in made.mixture.tensors().values())
+        facts = Upcycled(experts=tuple(places), gate=gate, format=written, exact=made.exact, parameters=parameters)
+        record(folder, key, "blend.upcycle", facts)
+    strays = {name: len(made.strays.get(name, ())) for name in places}
+    return Fused(folder=str(target), format=written, gate=gate, condition=condition, strays=strays)
+
+
+class _Texts(NamedTuple):
+    """Where the domains' tokens lie, whose they are, and how many of each are enough."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    tokens: int
+
+
+def _fit(made: Assembly, places: Mapping[str, Path], texts: _Texts, key: Key, window: int) -> float:
+    """Set the gates of a mixture; the worst condition number on the way."""
+    config = made.mixture.config
+    if not (gates[config.gate].reads_states or gates[config.gate].reads_tokens):
+        return 0.0
+    statistics = {
+        name: count_states(
+            load_model(place) if made.exact else made.mixture.forced(name),
+            _train_text(texts, name),
+            domain=name,
+            gate=config.gate,
+            tokenizer=texts.tokenizer.digest(),
+            contributor=key.peer,
+            window=window,
+        )
+        for name, place in places.items()
+    }
+    return max(fit_gates(made.mixture, statistics).values(), default=0.0)
+
+
+def features_of(folder: Path) -> Features:
+    """What all statistics of a blend are counted with: its tokenizer, and embeddings by chance."""
+    return Features.random(Tokenizer.load(folder / TOKENIZER))
+
+
+def count_text(name: str, texts: Sequence[str], features: Features, key: Key) -> Statistics:
+    """A domain's statistics from its text."""
+    return count(name, (features.tokenizer.encode(text) for text in texts), features, key)
+
+
+@contextmanager
+def _changing(folder: Path, *, must_exist: bool = False) -> Iterator[tuple[Blend, Key]]:
+    """A blend and its key, with nobody else changing it."""
+    if must_exist:
+        Blend.open(folder)  # before a lock is left where no blend is
+    with locked(folder):
+        yield Blend.open(folder) if must_exist else Blend.open_or_new(folder), key_of(folder)
+
+
+def _held_out(folder: Path, names: Sequence[str], tokenizer: Tokenizer) -> dict[str, list[np.ndarray]]:
+    """Validation documents of all domains; nothing where some domain has none here."""
+    if not all(has_part(folder, name, "validation") for name in names):
+        return {}
+    return {name: documents_of(folder, name, "validation", tokenizer) for name in names}
+
+
+def _calibrated(router: Router, folder: Path) -> Router:
+    documents = _held_out(folder, router.names, router.features.tokenizer)
+    return router.calibrated(documents) if documents else router
+
+
+def _train_text(texts: _Texts, name: str) -> list[np.ndarray]:
+    if not has_part(texts.folder, name, "train"):
+        raise TalkootError(
+            f"the text of domain {name!r} is not here",
+            where=str(texts.folder),
+            why="gates are fitted to what the trunk makes of each domain's text, and this expert came without any",
+            next="add it again with --text, or fuse with --gate prompt, which needs none",
+        )
+    return documents_of(texts.folder, name, "train", texts.tokenizer, texts.tokens)
+
+
+def _check_finite(model: Path, entries: Mapping[str, Entry]) -> None:
+    """Refuse weights that are not numbers, before anything is built on them."""
+    for name, value in read_tensors(entries, {name: name for name in entries}):
+        if not bool(torch.isfinite(value).all()):
+            raise TalkootError(
+                "the model's weights cannot be used",
+                where=f"{model}, tensor {name}",
+                why="some are NaN or infinite",
+                next="export the model again, or use an earlier state of it",
+            )

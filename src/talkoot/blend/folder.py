@@ -1,9 +1,9 @@
 """A blend's folder: which experts there are, what they share, and where their parts lie.
 
 ``blend.json`` is the manifest. Beside it: ``experts/NAME/`` (Hugging Face folders), ``statistics/NAME.safetensors``
-(what an owner counted on its own text), ``router.safetensors``, ``mixture/`` and the log of receipts. Every change
-writes a new manifest whole, so that a reader sees the old blend or the new one. Experts may live elsewhere: ``model``
-may be an absolute path.
+(what an owner counted on its own text), ``tokenizer/`` (the router's; experts that were trained here share it),
+``router.safetensors``, ``mixture/`` and the log of receipts. Every change writes a new manifest whole, so that a reader
+sees the old blend or the new one. Experts may live elsewhere: ``model`` may be an absolute path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import msgspec
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.model.folder import read_json, write_file
 
-MANIFEST, STATISTICS, EXPERTS, ROUTER, MIXTURE = "blend.json", "statistics", "experts", "router.safetensors", "mixture"
+MANIFEST, STATISTICS, EXPERTS = "blend.json", "statistics", "experts"
+ROUTER, MIXTURE, TOKENIZER = "router.safetensors", "mixture", "tokenizer"
 VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _TAKEN = {"auto", "moe", "ensemble"}  # what `talkoot serve` calls the blend as a whole

@@ -124,6 +124,79 @@ def blend_train(
     verb.train(recipe=recipe, sets=tuple(sets), sim=sim, out=out, as_json=json)
 
 
+@blend.command("add")
+def blend_add(
+    folder: BlendFolder,
+    name: Annotated[str, typer.Argument(help="The expert's name, and its domain's.")],
+    model: Annotated[Path, typer.Argument(help="Its Hugging Face folder; stays where it is.")],
+    text: Annotated[Optional[str], typer.Option(help="Text of its domain: a path or corpus:NAME.")] = None,  # noqa: UP045
+    column: Annotated[str, typer.Option(help="The text column, where there are columns.")] = "text",
+    megabytes: Annotated[float, typer.Option(min=0, help="At most so much of it; 0 = all.")] = 0.0,
+    statistics: Annotated[Optional[Path], typer.Option(help="Statistics that its owner counted instead.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Add an expert of any family; a router that is there learns its domain."""
+    from talkoot.cli import blend as verb
+
+    verb.add(folder, name, model, text=text, column=column, megabytes=megabytes, statistics=statistics, as_json=json)
+
+
+@blend.command("remove")
+def blend_remove(
+    folder: BlendFolder, name: Annotated[str, typer.Argument(help="The expert's name.")], json: Json = False
+) -> None:
+    """Strike an expert off; a router that is there forgets its domain."""
+    from talkoot.cli import blend as verb
+
+    verb.remove(folder, name, as_json=json)
+
+
+@blend.command("count")
+def blend_count(
+    folder: BlendFolder,
+    name: Annotated[str, typer.Argument(help="The domain's name.")],
+    text: Annotated[str, typer.Option(help="Its text: a path or corpus:NAME.")],
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    column: Annotated[str, typer.Option(help="The text column, where there are columns.")] = "text",
+    megabytes: Annotated[float, typer.Option(min=0, help="At most so much of it; 0 = all.")] = 0.0,
+    key: Annotated[Optional[Path], typer.Option(help="Your signing key; made where it is not.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Count a domain's text for somebody else's blend: the text stays here, signed statistics leave."""
+    from talkoot.cli import blend as verb
+
+    verb.count(folder, name, text=text, column=column, megabytes=megabytes, out=out, key=key, as_json=json)
+
+
+@blend.command("route")
+def blend_route(
+    folder: BlendFolder,
+    rule: Annotated[str, typer.Option(help="How it decides; auto: what does best on held-out prompts.")] = "auto",
+    prompt: Annotated[Optional[str], typer.Option(help="Ask the fitted router where this goes instead.")] = None,  # noqa: UP045
+    json: Json = False,
+) -> None:
+    """Fit a router from the experts' statistics, in seconds."""
+    from talkoot.cli import blend as verb
+
+    verb.route(folder, rule=rule, prompt=prompt, as_json=json)
+
+
+@blend.command("upcycle")
+def blend_upcycle(
+    folder: BlendFolder,
+    gate: Annotated[str, typer.Option(help="What chooses: token, mean, naive-bayes, prompt.")] = "token",
+    top_k: Annotated[int, typer.Option(min=1, help="Experts per token.")] = 1,
+    trunk: Annotated[str, typer.Option(help="pinned, mean-frozen or mean-refresh.")] = "pinned",
+    format: Annotated[str, typer.Option(help="mixtral, qwen2_moe, qwen3_moe or custom; empty = what fits.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Of each domain's text, to fit gates to.")] = 100_000,
+    json: Json = False,
+) -> None:
+    """Fuse the experts into one mixture-of-experts checkpoint, without training."""
+    from talkoot.cli import blend as verb
+
+    verb.upcycle(folder, gate=gate, top_k=top_k, trunk=trunk, format=format, tokens=tokens, as_json=json)
+
+
 @blend.command("show")
 def blend_show(folder: BlendFolder, json: Json = False) -> None:
     """What a blend holds."""

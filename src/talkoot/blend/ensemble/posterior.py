@@ -72,14 +72,6 @@ class Belief:
         self._log = _normalised(np.where(kept, self._log, -np.inf))
         return kept
 
-    def drop(self, index: int) -> None:
-        """Go on without one expert.
-
-        Raises:
-            ValueError: nobody would be left.
-        """
-        self._log = _normalised(np.where(np.arange(len(self._log)) == index, -np.inf, self._log))
-
 
 def mix(log_probs: Floats, prior: Prior, *, keep: int = 0, after: int = 0) -> Mixed:
     """The ensemble over a text's tokens.

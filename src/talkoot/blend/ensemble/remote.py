@@ -21,7 +21,7 @@ from talkoot.blend.ensemble.posterior import Floats, Prior
 from talkoot.blend.ensemble.scorers import Gone, StageScorer, TokenScorer
 from talkoot.core.codec import decode, encode, negotiate
 from talkoot.core.errors import Exit, TalkootError
-from talkoot.core.ids import PeerId
+from talkoot.core.ids import PeerId, digest
 from talkoot.model.huggingface import load_model
 from talkoot.run.greeting import Hello, Introduce, say_hello
 from talkoot.world.api import FAILED, HELLO, LOST, Blank, Frame, Host, Launch, Lost, Message, World, frame_bytes
@@ -34,22 +34,17 @@ _ROUNDING = 1e-9  # by which a logarithm of a probability may come out above 0
 _HELLO_AGAIN_S = 2.0
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """Anybody to an expert, ``score/ask``: how likely is this text? Frame: its ids, little-endian int32.
-
-    ``number`` comes back with the answer.
-    """
-
-    number: int
-
-
 class Told(msgspec.Struct, frozen=True):
-    """The answer, ``score/told``. Frame: little-endian float64 log-probabilities of all tokens but the first.
+    """The answer to a ``score/ask``, which has no body and one frame: a text's ids, little-endian int32.
 
-    ``refusal`` says why there are none.
+    Topic ``score/told``, frame: little-endian float64 log-probabilities of all tokens but the first.
+
+    Attributes:
+        question: digest of the frame of ids, so that an answer that comes late is not taken for another text's.
+        refusal: why there is no frame.
     """
 
-    number: int
+    question: str
     refusal: str = ""
 
 
@@ -95,17 +90,17 @@ def _meet_all(world: World, message: Message) -> None:
 async def _answer(world: World, scorer: TokenScorer, message: Message, flops_per_token: float) -> None:
     frames: list[bytes] = []
     try:
-        told = Told(message.read(Ask).number)
-        ids = _numbers(message.frames, "<i4", MOST_TOKENS).tolist()
+        asked = _numbers(message.frames, "<i4", MOST_TOKENS)
     except ValueError:
         return  # a stranger's bytes, and no question
+    ids, told = asked.tolist(), Told(_question(asked))
     try:
         found = await world.compute(lambda: scorer.log_probs(ids), flops_per_token * len(ids))
         frames = [np.asarray(found, "<f8").tobytes()]
     except TalkootError as problem:
-        told = Told(told.number, problem.why[:_MOST_REASON])
+        told = Told(told.question, problem.why[:_MOST_REASON])
     except Gone as problem:
-        told = Told(told.number, str(problem)[:_MOST_REASON])
+        told = Told(told.question, str(problem)[:_MOST_REASON])
     await world.send(message.sender, TOLD, told, frames)
 
 
@@ -113,11 +108,15 @@ def _numbers(frames: Sequence[Frame], kind: str, most: int) -> NDArray[Any]:
     """The numbers of the only frame.
 
     Raises:
-        ValueError: there is another number of frames, or the one is no array of 1 to ``most`` such numbers.
+        ValueError: there is another number of frames, or the one is no array of at most ``most`` such numbers.
     """
     if len(frames) != 1 or isinstance(frames[0], Blank) or frame_bytes(frames[0]) > most * np.dtype(kind).itemsize:
         raise ValueError("one frame of numbers was to come")
     return np.frombuffer(frames[0], kind)
+
+
+def _question(ids: NDArray[Any]) -> str:
+    return digest(ids.tobytes(), "question")
 
 
 async def hire(world: Host, models: Mapping[str, Path], *, timeout_s: float = 120.0) -> dict[str, PeerId]:
@@ -194,7 +193,6 @@ class RemoteEnsemble:
         self.mixing = Mixing(tuple(experts), prior, keep=keep, after=after)
         self.gone: dict[str, str] = {}
         self.unclaimed: list[Message] = []
-        self._number = 0
 
     async def score(self, ids: Sequence[int]) -> Scored:
         """The ensemble's word on a text.
@@ -225,15 +223,14 @@ class RemoteEnsemble:
         return np.asarray(rows, np.float64).reshape(len(rows), len(self.mixing.names))
 
     async def _ask(self, names: Sequence[str], ids: Sequence[int], gone: dict[str, str]) -> dict[str, Floats]:
-        self._number += 1
         answers: dict[str, Floats] = {}
         waiting: dict[str, str] = {}  # name by peer
-        frame = np.asarray(ids, np.int64).astype("<i4").tobytes()
+        asked = np.asarray(ids, np.int64).astype("<i4")
         for name in names:
             expert = self._experts[name]
             if isinstance(expert, str) and name not in gone:
                 waiting[expert] = name
-                await self._world.send(expert, ASK, Ask(self._number), [frame])
+                await self._world.send(expert, ASK, None, [asked.tobytes()])
         for name in names:  # while the others compute
             expert = self._experts[name]
             if not isinstance(expert, str):
@@ -244,38 +241,44 @@ class RemoteEnsemble:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while waiting:
-                    self._take(await self._world.receive(TOLD, LOST), len(ids) - 1, waiting, answers, gone)
+                    message = await self._world.receive(TOLD, LOST)
+                    if message.topic == LOST:
+                        self._note_loss(message, waiting, gone)
+                    elif message.sender in waiting:
+                        self._take(message, asked, waiting, answers, gone)
         except TimeoutError:
             for name in waiting.values():
                 self._lose(name, f"no answer within {self._timeout_s:g} s", gone)
         return answers
 
+    def _note_loss(self, message: Message, waiting: dict[str, str], gone: dict[str, str]) -> None:
+        names = [name for name, expert in self._experts.items() if expert == message.sender]
+        for name in names:
+            self._lose(name, message.read(Lost).reason, gone)
+        if not names:
+            self.unclaimed.append(message)
+        waiting.pop(message.sender, None)
+
     def _take(
-        self, message: Message, count: int, waiting: dict[str, str], answers: dict[str, Floats], gone: dict[str, str]
+        self,
+        message: Message,
+        asked: NDArray[Any],
+        waiting: dict[str, str],
+        answers: dict[str, Floats],
+        gone: dict[str, str],
     ) -> None:
-        sender = message.sender
-        if message.topic == LOST:
-            lost = [name for name, expert in self._experts.items() if expert == sender]
-            for name in lost:
-                self._lose(name, message.read(Lost).reason, gone)
-            if not lost:
-                self.unclaimed.append(message)
-            waiting.pop(sender, None)
-            return
-        if sender not in waiting:
-            return
-        name = waiting[sender]
+        name = waiting[message.sender]
         try:
             told = message.read(Told)
-            if told.number != self._number:
+            if told.question != _question(asked):
                 return  # an answer to an older question
             if told.refusal:
                 gone[name] = told.refusal[:_MOST_REASON]
             else:
-                answers[name] = _checked(message.frames, count)
+                answers[name] = _checked(message.frames, len(asked) - 1)
         except ValueError as problem:
             self._lose(name, f"its answer is wrong: {problem}", gone)
-        del waiting[sender]
+        del waiting[message.sender]
 
     def _lose(self, name: str, why: str, gone: dict[str, str]) -> None:
         self.gone[name] = gone[name] = why

@@ -45,7 +45,7 @@ class MixtureConfig(ModelConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        gates[self.gate], trunks[self.trunk]  # misspelt names are refused here
+        _ = gates[self.gate], trunks[self.trunk]  # misspelt names are refused here
         count = len(self.experts)
         if count < 2:
             _refuse("experts", f"there is {count}, and a choice needs two")

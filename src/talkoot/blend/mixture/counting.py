@@ -7,7 +7,7 @@ mixture with gates (``routed``) sees the states that wrong turns lead to, and de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -50,7 +50,7 @@ def feature_digest(stage: Stage, gate: str, tokenizer: str) -> Digest:
 @torch.no_grad()
 def count(
     stage: Stage,
-    documents: Iterable[Sequence[int]],
+    documents: Iterable[Sequence[int] | Tensor],
     *,
     domain: str,
     gate: str,
@@ -63,8 +63,8 @@ def count(
     Args:
         stage: the trunk with the domain's own expert (an expert trained on the pinned trunk, or ``mixture.forced``), or
             a mixture with gates for a second pass.
-        documents: token ids of each; cut into windows, every token real, none twice. Documents that are empty do not
-            count.
+        documents: token ids of each; cut into windows: every token counts once, and there is no padding. Empty ones do
+            not count.
         domain: the expert's name.
         gate: what the sums are for.
         tokenizer: digest of the tokenizer.
@@ -87,14 +87,7 @@ def count(
     for ids in read:
         if histogram is not None:
             histogram.add(ids)
-    with ExitStack() as hooks:
-        for index, name in enumerate(grams, 1):
-            block = stage.layers[index]
-            if isinstance(block, Block):
-                hook = block.mlp.register_forward_pre_hook(_counter(grams[name], method))
-                hooks.callback(hook.remove)
-        for rows in windows(read, window) if grams else ():
-            stage.run_layers(rows.to(stage.device), range(config.layers + 1))
+    _add_states(stage, read, grams, method, window)
     provenance = Provenance(
         features=feature_digest(stage, gate, tokenizer),
         domain=domain,
@@ -107,23 +100,18 @@ def count(
     return Statistics(provenance, grams=grams, histogram=histogram, documents=len(read), tokens=tokens)
 
 
-def windows(documents: Iterable[Tensor], length: int, batch: int = 16) -> Iterator[Tensor]:
-    """Documents (n,) in pieces of ``length`` tokens, batched with pieces of the same length: int64 (B, T), no padding.
-
-    The last piece of a document may be shorter, and is a batch of its own.
-    """
-    full: list[Tensor] = []
-    for ids in documents:
-        for piece in ids.split(length):
-            if len(piece) < length:
-                yield piece[None]
-                continue
-            full.append(piece)
-            if len(full) == batch:
-                yield torch.stack(full)
-                full = []
-    if full:
-        yield torch.stack(full)
+def _add_states(stage: Stage, documents: Iterable[Tensor], grams: dict[str, Gram], method: Gate, window: int) -> None:
+    """One window at a time: in a batch, states would depend on their company in the last digits, and the sums of two
+    owners would not be those of one who had all the text."""
+    with ExitStack() as hooks:
+        for index, gram in enumerate(grams.values(), 1):
+            block = stage.layers[index]
+            if isinstance(block, Block):
+                hook = block.mlp.register_forward_pre_hook(_counter(gram, method))
+                hooks.callback(hook.remove)
+        for ids in documents if grams else ():
+            for piece in ids.split(window):
+                stage.run_layers(piece[None].to(stage.device), range(stage.config.layers + 1))
 
 
 def _counter(gram: Gram, method: Gate) -> Callable[..., None]:

@@ -61,7 +61,7 @@ class MixtureLayer(nn.Module):
 
     def _scores(self, x: Tensor, positions: Positions, cache: Cache | None, slot: int) -> Tensor:
         if self.gate is not None:
-            return self.gate(self.method.features(x, positions, cache, slot))
+            return self.method.features(self.gate(x), positions, cache, slot)
         if positions.scores is None:
             raise TalkootError(
                 "the mixture does not know which expert to use",

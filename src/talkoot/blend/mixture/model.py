@@ -43,9 +43,9 @@ class Mixture(Stage):
 
     def _positions(self, x: Tensor, front: int, past: int, cache: Cache | None) -> Positions:
         positions = super()._positions(x, front, past, cache)
-        if front == 0 and isinstance(self.layers[0], MixtureEmbedding):
-            method = gates[self.config.gate]
-            positions.scores = method.scores(self.layers[0].gate[x], positions, cache)
+        first = self.layers[0]
+        if front == 0 and isinstance(first, MixtureEmbedding):
+            positions.scores = gates[self.config.gate].scores(first.gate[x], positions, cache)
         return positions
 
     @property
@@ -75,7 +75,7 @@ class Mixture(Stage):
         for place, layer in enumerate(self.layers):
             if isinstance(layer, MixtureBlock):
                 for name, part in layer.named_children():
-                    setattr(stage.layers[place], name, part.experts[number] if name == "mlp" else part)
+                    setattr(stage.layers[place], name, part.experts[number] if isinstance(part, MixtureLayer) else part)
             elif isinstance(layer, Embedding):
                 stage.layers[place].weight = layer.weight
             else:

@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from talkoot.blend.folder import TOKENIZER
 from talkoot.blend.train.learner import Learner, from_bytes, held_out_loss
 from talkoot.blend.train.messages import BlendJob, Order, Told
 from talkoot.blend.train.records import Done, Sliced
-from talkoot.blend.train.texts import TOKENIZER, documents, domain_tokens, general_tokens
+from talkoot.blend.train.texts import documents, domain_tokens, general_tokens
 from talkoot.core.codec import decode
 from talkoot.core.ids import PeerId
 from talkoot.core.receipt import Receipt, Task, body, sign

@@ -9,17 +9,52 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol, cast
 
-from talkoot.blend.changes import AnyRouter, Changes
 from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend
 from talkoot.core.errors import TalkootError
 from talkoot.model.hf_config import CONFIG
 from talkoot.serve.api.models import Source, describe
 
 AUTO, MOE, ENSEMBLE, GENERAL = "auto", "moe", "ensemble", "general"
+
+
+class Decision(Protocol):
+    """What a router says of a prompt."""
+
+    expert: str
+    scores: Mapping[str, float]
+    confidence: float
+    known: bool
+
+
+class Router(Protocol):
+    """What is needed of :class:`talkoot.blend.router.Router`."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the experts that it knows."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Changes with what it decides."""
+        ...
+
+    def route_text(self, text: str) -> Decision:
+        """Whose prompt this is."""
+        ...
+
+    def adding(self, name: str, statistics: Any) -> Router:
+        """One that knows another expert, too."""
+        ...
+
+    def without(self, name: str) -> Router:
+        """One that never knew this expert; TalkootError where too few would be left to choose from."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +71,7 @@ class Shelf:
 
     models: Mapping[str, Source]
     experts: tuple[str, ...]
-    router: AnyRouter | None = None
+    router: Router | None = None
     general: str = ""
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -52,19 +87,29 @@ class Shelf:
         return [*([AUTO] if automatic and self.models else []), *self.models]
 
 
+def load_router(path: Path) -> Router:
+    """The stored router."""
+    import torch
+
+    from talkoot.blend.router import Router as Stored
+
+    torch.set_num_threads(1)  # a prompt is routed in less time than threads take to wake up
+    return cast(Any, Stored.load(path))
+
+
 class Catalogue:
     """A folder's offer.
 
     Args:
         folder: of a blend, or of a single model.
-        changes: how a blend's experts and router are changed.
+        load: reads the router's file.
 
     Raises:
         TalkootError: it is neither.
     """
 
-    def __init__(self, folder: Path, changes: Callable[[Blend], Changes] = Changes) -> None:
-        self.folder, self._changes = folder, changes
+    def __init__(self, folder: Path, load: Callable[[Path], Router] = load_router) -> None:
+        self.folder, self._load = folder, load
         self.single = not (folder / MANIFEST).exists() and (folder / CONFIG).exists()
         self._reading = threading.Lock()
         self.problem = ""  # why the newest state of the folder is not what is served
@@ -114,20 +159,59 @@ class Catalogue:
             except (TalkootError, OSError) as problem:
                 problems[name] = str(problem)
         experts = tuple(name for name in blend.names if name in models)
-        router, unrouted = self._changes(blend).router(experts)
-        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems | unrouted)
+        router = self._router(blend, experts, problems)
+        return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems)
+
+    def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
+        """The stored one, of exactly these experts, whatever its file and the manifest say: a change is two writes, and
+        this may come between them."""
+        path = self.folder / ROUTER
+        if not path.exists():
+            return None
+        router: Any = self._load(path)
+        for name in experts:
+            file = blend.statistics_file(name)
+            if name not in router.names and file is not None:
+                from talkoot.blend.statistics import Statistics
+
+                try:
+                    router = router.adding(name, Statistics.read(file, features=router.features.id))
+                except TalkootError as problem:  # it is served under its name all the same
+                    problems[name] = str(problem)
+        for name in [one for one in router.names if one not in experts]:
+            try:
+                router = router.without(name)
+            except TalkootError:
+                return None  # nothing is left to choose between
+        return router
 
     def add(self, name: str, model: str, statistics: str = "") -> Shelf:
-        """Put an expert into the blend; see :meth:`talkoot.blend.changes.Changes.add`."""
+        """Put an expert into the blend, or another one under its name.
+
+        Args:
+            name: of the expert.
+            model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder.
+
+        Raises:
+            TalkootError: nothing was changed.
+        """
         blend = self._blend()
-        describe(name, blend.path(model))  # what could not be served is not added
-        self._changes(blend).add(name, model, statistics)
+        from talkoot.blend.changes import add_expert
+
+        add_expert(self.folder, name, blend.path(model), statistics=blend.path(statistics) if statistics else None)
         self.refresh()
         return self.shelf
 
     def remove(self, name: str) -> Shelf:
-        """Strike an expert off; see :meth:`talkoot.blend.changes.Changes.remove`."""
-        self._changes(self._blend()).remove(name)
+        """Strike an expert off; its files stay.
+
+        Raises:
+            TalkootError: there is none.
+        """
+        self._blend()
+        from talkoot.blend.changes import remove_expert
+
+        remove_expert(self.folder, name)
         self.refresh()
         return self.shelf
 

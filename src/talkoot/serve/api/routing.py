@@ -8,9 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from talkoot.blend.changes import AnyRouter, Decision
 from talkoot.core.errors import TalkootError, nearest
-from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Shelf
+from talkoot.serve.api.catalogue import AUTO, ENSEMBLE, Decision, Router, Shelf
 from talkoot.serve.api.models import Source
 from talkoot.serve.api.voices import Prompt
 
@@ -101,20 +100,20 @@ class Dispatcher:
         names = [shelf.general, ENSEMBLE, *(shelf.models if len(shelf.models) == 1 else ())]
         name = next((one for one in names if one in shelf.models), None)
         if name is None:
-            raise TalkootError(
-                "there is no router",
-                where=f"model {AUTO!r}",
+            raise NoSuchModel(
+                f"the model {AUTO!r} is not served: there is no router",
+                where="model",
                 why="several experts are served, and nothing says which of them knows what",
                 next="fit one with `talkoot blend route`, or ask for a model by its name",
             )
         return Route(_mode(name, shelf), (shelf.models[name],) * 2)
 
-    def _within(self, shelf: Shelf, router: AnyRouter, candidates: tuple[Source, ...], prompt: Prompt) -> Route:
+    def _within(self, shelf: Shelf, router: Router, candidates: tuple[Source, ...], prompt: Prompt) -> Route:
         """Which expert of a mixture."""
         said = router.route_text(_routed(prompt, self._scope))
         return _decided("moe", candidates, shelf, said)
 
-    def _ask(self, shelf: Shelf, router: AnyRouter, prompt: Prompt) -> Route:
+    def _ask(self, shelf: Shelf, router: Router, prompt: Prompt) -> Route:
         said = router.route_text(_routed(prompt, self._scope))
         scores = {name: score for name, score in said.scores.items() if name in shelf.models}
         ranked = sorted(scores, key=lambda name: (name != said.expert, -scores[name]))

@@ -45,6 +45,11 @@ class Computed(NamedTuple):
     end: float
 
 
+def simulated_key(seed: int, name: str, incarnation: int = 1) -> Key:
+    """The key of a simulated peer in its first, second, ... life; everybody can work it out."""
+    return Key.derived(seed, name, incarnation)
+
+
 class LeadKilled(Exception):
     """The lead was killed; whoever could take its place has ended as well by now."""
 
@@ -143,7 +148,7 @@ class Simulation:
 
     def _add(self, launch: Launch, lead: PeerId | None) -> SimulatedWorld:
         incarnation = self._incarnations[launch.name] = self._incarnations.get(launch.name, 0) + 1
-        key = Key.derived(self.seed, launch.name, incarnation)
+        key = simulated_key(self.seed, launch.name, incarnation)
         world = SimulatedWorld(self, launch.name, key, lead)
         world.body.speed = launch.speed
         self._peers[world.me] = self._by_name[launch.name] = world.body

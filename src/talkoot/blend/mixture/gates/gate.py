@@ -23,7 +23,10 @@ class Gate:
     reads_tokens = False
 
     def features(self, x: Tensor, positions: Positions, cache: Cache | None, slot: int) -> Tensor:
-        """What a block's linear gate sees: from the inputs of its experts (B, T, H) to as much again, causally.
+        """What a block's linear gate sees of the inputs of its experts, causally: (B, T, n) to as much again.
+
+        Linear, and the same for each of the n numbers: so it may as well be applied to what the gate makes of single
+        states, which are D numbers instead of H. Counting does the one, running a model the other.
 
         Args:
             positions: of these tokens; ``padding`` says which are none.
@@ -48,7 +51,9 @@ def running_sum(x: Tensor, positions: Positions, cache: Cache | None, slot: int)
     if positions.padding is not None:
         columns = positions.padding.new_tensor(range(positions.past, positions.past + x.shape[1]))
         x = x.masked_fill((columns < positions.padding[:, None])[..., None], 0)
-    total = x.double().cumsum(1)
+    total = x.double()
+    if x.shape[1] > 1:
+        total = total.cumsum(1)
     if cache is not None:
         if slot in cache.carried:
             total = total + cache.carried[slot][:, None]
@@ -56,8 +61,10 @@ def running_sum(x: Tensor, positions: Positions, cache: Cache | None, slot: int)
     return total
 
 
-def running_count(x: Tensor, positions: Positions) -> Tensor:
+def running_count(x: Tensor, positions: Positions) -> Tensor | int:
     """How many tokens of its text each token has seen, itself included: (T, 1), or (B, T, 1) behind padding."""
+    if positions.padding is None and x.shape[1] == 1:
+        return positions.past + 1
     seen = x.new_tensor(range(positions.past + 1, positions.past + x.shape[1] + 1))
     if positions.padding is not None:
         seen = (seen - positions.padding[:, None]).clamp(min=1)

@@ -1,6 +1,6 @@
 """By the mean of the states so far, in every block: as cheap as a gate on single states, and less easily misled.
 
-One running sum per block and text is all that generation has to remember.
+One running sum per block and text, of a number per expert, is all that generation has to remember.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import torch
 
 from talkoot.blend.folder import ROUTER, Blend, Expert
 from talkoot.core.errors import TalkootError
+from talkoot.core.keys import Key
 from talkoot.model.config import ModelConfig
 from talkoot.model.folder import write_file
 from talkoot.model.huggingface import save_folder
@@ -98,21 +99,50 @@ class Names:
         total = sum(scores.values())
         return Decided(best, scores, scores[best] / total if total else 0.0, total > 0)
 
-    def adding(self, name: str, statistics: str) -> Names:
-        assert statistics == f"of {name}"
-        return Names({*self.names, name})
-
     def without(self, name: str) -> Names:
         if len(self.names) == 1:
             raise TalkootError("nobody is left", where=name, why="", next="")
         return Names(set(self.names) - {name})
 
 
+TEXTS = {
+    "cat": "the cat purrs and miaows at the mouse in the house ",
+    "dog": "a dog barks at all who pass by, and fetches sticks ",
+    "cow": "moo moo moo says every cow, moo, moo, and chews on ",
+}
+
+
+def write_routed(folder: Path, *names: str, **more: Any) -> Path:
+    """The same blend with the real router, of these texts."""
+    from talkoot.blend.changes import features_of
+    from talkoot.blend.folder import TOKENIZER
+    from talkoot.blend.router import Router
+
+    write_blend(folder, *names, router=False, **more)
+    Tokenizer.bytes().save(folder / TOKENIZER)
+    Router.fit({name: counted(folder, name) for name in names}, features_of(folder)).save(folder / ROUTER)
+    return folder
+
+
+def counted(folder: Path, name: str) -> Any:
+    """A text's statistics, for this blend."""
+    from talkoot.blend.changes import count_text, features_of
+
+    return count_text(name, [TEXTS[name] * 9], features_of(folder), Key.derived(1, name))
+
+
+def write_newcomer(folder: Path, blend: Path, name: str = "cow") -> dict[str, str]:
+    """A model and statistics somewhere else; what ``POST /v1/experts`` is told of them."""
+    write_model(folder / name, 5)
+    counted(blend, name).write(folder / f"{name}.safetensors", Key.derived(1, name))
+    return {"name": name, "model": str(folder / name), "statistics": str(folder / f"{name}.safetensors")}
+
+
 def build_toy(place: Path | Catalogue, settings: Settings = Settings(), **options: Any):
     """The application over a blend with such a router, or over any other catalogue."""
     options = {"hosts": frozenset({"127.0.0.1"}), **options}
     if isinstance(place, Path):
-        place = Catalogue(place, Names.load, lambda path, router: path.read_text())
+        place = Catalogue(place, Names.load)
     return build(place, settings, **options)
 
 

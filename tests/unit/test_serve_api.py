@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from serve_toys import Names, chat, client_of, events, write_blend, write_model
-from talkoot.blend.folder import ROUTER, Blend
+from serve_toys import chat, client_of, events, write_blend, write_model
+from talkoot.blend.folder import Blend
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.serve.api.server import Settings
 
@@ -170,6 +170,8 @@ def test_unknown_prompts_go_where_the_owner_wants_them(pair):
 
     told = visit(pair, ask).json()["talkoot"]
     assert (told["expert"], told["mode"], told["known"]) == ("general", "general", False)
+    told = visit(pair, ask, Settings(unknown="ensemble")).json()["talkoot"]
+    assert (told["expert"], told["mode"], told["known"]) == ("ensemble", "ensemble", False)
     refused = visit(pair, ask, Settings(unknown="refuse"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "unknown_domain")
 
@@ -201,7 +203,7 @@ def test_a_conversation_stays_with_its_expert_while_it_is_there(pair, tmp_path):
         assert (await ask("cat", "yes", "dog", user="another"))["expert"] == "dog"
         assert (await ask("hm"))["known"] is False
         assert (await ask("hm", "yes", "dog"))["expert"] == "dog"  # what was not known does not stick
-        assert (await client.delete("/v1/experts/cat")).status_code == 200
+        Blend.open(tmp_path).remove("cat")
         assert (await ask("cat", "yes", "dog"))["expert"] == "dog"
 
     visit(write_blend(tmp_path, "cat", "dog", general=True), story)
@@ -219,6 +221,7 @@ def test_models_are_listed_with_what_the_blend_can_do(pair, tmp_path):
     async def ask(client):
         return await client.post(CHAT, json=chat("x"))
 
+    assert visit(apart, ask).status_code == 404
     assert "blend route" in visit(apart, ask).json()["error"]["message"]
     assert visit(tmp_path / "Lone Wolf", ask).json()["talkoot"]["expert"] == "lone-wolf"
 
@@ -246,34 +249,6 @@ def test_without_a_token_only_this_machine_changes_experts(tmp_path):
 
     visit(folder, story, client=("192.0.2.7", 5))
     assert Blend.open(folder).names == ("cat", "dog")
-
-
-def test_experts_come_and_go_and_the_router_with_them(tmp_path):
-    folder = write_blend(tmp_path / "blend", "cat", "dog")
-    write_model(tmp_path / "cow", 3)
-    (tmp_path / "cow.txt").write_text("of cow")
-
-    async def story(client):
-        async def expert(content):
-            return (await client.post(CHAT, json=chat(content))).json()["talkoot"]["expert"]
-
-        wish = {"name": "cow", "model": str(tmp_path / "cow"), "statistics": str(tmp_path / "cow.txt")}
-        added = await client.post("/v1/experts", json=wish)
-        assert (added.status_code, added.json()["router"]) == (201, "names-cat-cow-dog")
-        assert await expert("cow") == "cow"
-        assert Names.load(folder / ROUTER).names == ("cat", "cow", "dog")
-        assert Blend.open(folder).names == ("cat", "dog", "cow")
-        gone = await client.delete("/v1/experts/cow")
-        assert (gone.status_code, gone.json()["router"]) == (200, "names-cat-dog")
-        assert (await client.post(CHAT, json=chat("x", "cow"))).status_code == 404
-        assert Names.load(folder / ROUTER).names == ("cat", "dog")
-        assert (await client.delete("/v1/experts/cow")).status_code == 404
-        for bad in ({"name": "../x", "model": "y"}, {"name": "x", "model": "nowhere"}, {"name": "x"}, {**wish, "q": 1}):
-            answer = await client.post("/v1/experts", json=bad)
-            assert answer.status_code == 400, answer.text
-        assert Blend.open(folder).names == ("cat", "dog")
-
-    visit(folder, story)
 
 
 def test_changes_from_outside_are_seen_at_the_next_request(tmp_path):

@@ -8,9 +8,10 @@ import shutil
 import pytest
 import torch
 
-from serve_toys import chat, client_of, write_blend, write_model
+from serve_toys import TEXTS, chat, client_of, write_newcomer, write_routed
+from talkoot.blend.changes import remove_expert
 from talkoot.blend.ensemble import StageReader, stream
-from talkoot.blend.folder import MIXTURE, ROUTER, STATISTICS, Blend
+from talkoot.blend.folder import MIXTURE, ROUTER, Blend, Expert
 from talkoot.blend.mixture.assemble import assemble
 from talkoot.blend.mixture.store import save_mixture
 from talkoot.blend.router import Router
@@ -22,24 +23,11 @@ from talkoot.serve.api.catalogue import Catalogue
 from talkoot.serve.api.server import Settings
 
 CHAT = "/v1/chat/completions"
-TEXTS = {
-    "cat": "the cat purrs and miaows at the mouse in the house ",
-    "dog": "a dog barks at all who pass by, and fetches sticks ",
-    "cow": "moo moo moo says every cow, moo, moo, and chews on ",
-}
-FEATURES = Features(Tokenizer.bytes(), buckets=1 << 12)
-
-
-def statistics(name: str, features: Features = FEATURES):
-    return count(name, [features.tokenizer.encode(TEXTS[name] * 9)], features, Key.derived(1, name))
 
 
 @pytest.fixture
 def folder(tmp_path):
-    blend = write_blend(tmp_path / "blend", "cat", "dog", router=False)
-    router = Router.fit({name: statistics(name) for name in ("cat", "dog")}, FEATURES)
-    router.save(blend / ROUTER)
-    return blend
+    return write_routed(tmp_path / "blend", "cat", "dog")
 
 
 def visit(folder, story, settings: Settings = Settings()):
@@ -68,32 +56,52 @@ def test_prompts_are_routed_by_what_was_counted(folder):
     visit(folder, story)
 
 
-def test_an_expert_added_and_removed_leaves_the_router_as_it_was(folder, tmp_path):
-    before = Router.load(folder / ROUTER)
-    write_model(tmp_path / "cow", 5)
-    statistics("cow").write(tmp_path / "cow.safetensors", Key.derived(1, "cow"))
+def test_experts_come_and_go_and_leave_the_router_as_it_was(folder, tmp_path):
+    before, wish = Router.load(folder / ROUTER), write_newcomer(tmp_path, folder)
 
     async def story(client):
-        wish = {"name": "cow", "model": str(tmp_path / "cow"), "statistics": str(tmp_path / "cow.safetensors")}
         added = await client.post("/v1/experts", json=wish)
         assert added.status_code == 201, added.text
+        assert added.json()["router"] == Router.load(folder / ROUTER).version != before.version
         assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] == "cow"
-        assert (await client.delete("/v1/experts/cow")).json()["router"] == before.version
+        assert Blend.open(folder).names == ("cat", "dog", "cow")
+        gone = await client.delete("/v1/experts/cow")
+        assert (gone.status_code, gone.json()["router"]) == (200, before.version)
+        assert (await client.post(CHAT, json=chat("x", "cow"))).status_code == 404
+        assert (await client.delete("/v1/experts/cow")).status_code == 404
+        bad = [{"name": "../x", "model": "y"}, {"name": "x", "model": "nowhere"}, {"name": "x"}, {**wish, "q": 1}]
+        for body in [*bad, {**wish, "statistics": "nowhere"}]:
+            answer = await client.post("/v1/experts", json=body)
+            assert answer.status_code == 400, answer.text
+        assert Blend.open(folder).names == ("cat", "dog")
 
     visit(folder, story)
     after = Router.load(folder / ROUTER)
     assert (after.names, after.version) == (before.names, before.version)
-    ids = FEATURES.tokenizer.encode(TEXTS["cow"])
-    assert after.route(ids) == before.route(ids)
+    assert after.route_text(TEXTS["cow"]) == before.route_text(TEXTS["cow"])
+
+
+def test_an_expert_added_from_outside_is_routed_to_at_the_next_request(folder, tmp_path):
+    wish = write_newcomer(tmp_path, folder)
+
+    async def story(client):
+        assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] != "cow"
+        cow = Expert(name="cow", model=wish["model"], parameters=1, tokenizer="", statistics=wish["statistics"])
+        Blend.open(folder).put(cow)
+        assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] == "cow"
+        assert Router.load(folder / ROUTER).names == ("cat", "dog")  # whoever adds writes the router, or nobody
+        remove_expert(folder, "cow")
+        assert (await told(client, TEXTS["cow"]))["talkoot"]["expert"] != "cow"
+
+    visit(folder, story)
 
 
 def test_statistics_of_other_features_are_refused_and_change_nothing(folder, tmp_path):
-    write_model(tmp_path / "cow", 5)
-    other = Features(Tokenizer.bytes(), buckets=1 << 10)
-    statistics("cow", other).write(tmp_path / "cow.safetensors", Key.derived(1, "cow"))
+    wish, other = write_newcomer(tmp_path, folder), Features(Tokenizer.bytes(), buckets=1 << 10)
+    text = Tokenizer.bytes().encode(TEXTS["cow"])
+    count("cow", [text], other, Key.derived(1, "cow")).write(tmp_path / "cow.safetensors", Key.derived(1, "cow"))
 
     async def story(client):
-        wish = {"name": "cow", "model": str(tmp_path / "cow"), "statistics": str(tmp_path / "cow.safetensors")}
         refused = await client.post("/v1/experts", json=wish)
         assert refused.status_code == 400
         assert "features" in refused.json()["error"]["message"]
@@ -102,15 +110,13 @@ def test_statistics_of_other_features_are_refused_and_change_nothing(folder, tmp
     assert Blend.open(folder).names == ("cat", "dog")
 
 
-def test_without_its_last_rival_an_expert_needs_no_router(folder, tmp_path):
-    statistics("dog").write(folder / STATISTICS / "dog.safetensors", Key.derived(1, "dog"))
-
+def test_the_last_expert_needs_no_router(folder):
     async def story(client):
         assert (await client.delete("/v1/experts/dog")).json()["router"] is None
         assert (await told(client, TEXTS["dog"]))["talkoot"]["expert"] == "cat"
-        wish = {"name": "dog", "model": "experts/dog", "statistics": f"{STATISTICS}/dog.safetensors"}
-        assert (await client.post("/v1/experts", json=wish)).status_code == 201
-        assert (await told(client, TEXTS["dog"]))["talkoot"]["expert"] == "dog"
+        assert (await client.delete("/v1/experts/cat")).status_code == 200
+        assert (await client.post(CHAT, json=chat("x"))).status_code == 404
+        assert (await client.get("/health")).status_code == 503
 
     visit(folder, story)
 
@@ -121,10 +127,9 @@ def test_an_ensemble_says_what_the_posterior_says(folder):
     async def story(client):
         said = await told(client, prompt, "ensemble")
         assert said["talkoot"]["mode"] == "ensemble"
-        unknown = await told(client, "0")
-        return said["choices"][0]["message"]["content"], unknown
+        return said["choices"][0]["message"]["content"]
 
-    text, _ = visit(folder, story)
+    text = visit(folder, story)
     ids = Tokenizer.bytes().encode(prompt)
     readers = {name: StageReader(load_model(folder / "experts" / name)) for name in ("cat", "dog")}
     assert text == Tokenizer.bytes().decode([one.token for one in stream(readers, ids, 8)])

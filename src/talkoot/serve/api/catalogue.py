@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend, Expert, check_name
+from talkoot.blend.folder import MANIFEST, MIXTURE, ROUTER, Blend
 from talkoot.core.errors import TalkootError
 from talkoot.model.hf_config import CONFIG
-from talkoot.model.tokenizer import Tokenizer
-from talkoot.serve.api.models import FLOAT_BYTES, Source, describe
+from talkoot.serve.api.models import Source, describe
 
 AUTO, MOE, ENSEMBLE, GENERAL = "auto", "moe", "ensemble", "general"
 
@@ -33,7 +32,7 @@ class Decision(Protocol):
 
 
 class Router(Protocol):
-    """What is needed of ``talkoot.blend.router.Router``."""
+    """What is needed of :class:`talkoot.blend.router.Router`."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -50,15 +49,11 @@ class Router(Protocol):
         ...
 
     def adding(self, name: str, statistics: Any) -> Router:
-        """One that knows another expert, too, or other statistics of one."""
+        """One that knows another expert, too."""
         ...
 
     def without(self, name: str) -> Router:
         """One that never knew this expert; TalkootError where too few would be left to choose from."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write it down."""
         ...
 
 
@@ -92,7 +87,8 @@ class Shelf:
         return [*([AUTO] if automatic and self.models else []), *self.models]
 
 
-def _router(path: Path) -> Router:
+def load_router(path: Path) -> Router:
+    """The stored router."""
     import torch
 
     from talkoot.blend.router import Router as Stored
@@ -101,30 +97,19 @@ def _router(path: Path) -> Router:
     return cast(Any, Stored.load(path))
 
 
-def _statistics(path: Path, router: Any) -> Any:
-    from talkoot.blend.statistics import Statistics
-
-    return Statistics.read(path, features=router.features.id)
-
-
 class Catalogue:
     """A folder's offer.
 
     Args:
         folder: of a blend, or of a single model.
-        load_router, load_statistics: read such files; statistics must be what this router counts.
+        load: reads the router's file.
 
     Raises:
         TalkootError: it is neither.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        load_router: Callable[[Path], Router] = _router,
-        load_statistics: Callable[[Path, Any], Any] = _statistics,
-    ) -> None:
-        self.folder, self._load_router, self._load_statistics = folder, load_router, load_statistics
+    def __init__(self, folder: Path, load: Callable[[Path], Router] = load_router) -> None:
+        self.folder, self._load = folder, load
         self.single = not (folder / MANIFEST).exists() and (folder / CONFIG).exists()
         self._reading = threading.Lock()
         self.problem = ""  # why the newest state of the folder is not what is served
@@ -178,23 +163,26 @@ class Catalogue:
         return Shelf(models, experts, router, GENERAL if GENERAL in models else "", problems)
 
     def _router(self, blend: Blend, experts: Sequence[str], problems: dict[str, str]) -> Router | None:
-        """The stored one, of exactly these experts: with those that have statistics, without those that went."""
+        """The stored one, of exactly these experts, whatever its file and the manifest say: a change is two writes, and
+        this may come between them."""
         path = self.folder / ROUTER
         if not path.exists():
             return None
-        router = self._load_router(path)
+        router: Any = self._load(path)
         for name in experts:
             file = blend.statistics_file(name)
             if name not in router.names and file is not None:
+                from talkoot.blend.statistics import Statistics
+
                 try:
-                    router = router.adding(name, self._load_statistics(file, router))
+                    router = router.adding(name, Statistics.read(file, features=router.features.id))
                 except TalkootError as problem:  # it is served under its name all the same
                     problems[name] = str(problem)
         for name in [one for one in router.names if one not in experts]:
             try:
                 router = router.without(name)
-            except TalkootError:  # nothing is left to choose between
-                return None
+            except TalkootError:
+                return None  # nothing is left to choose between
         return router
 
     def add(self, name: str, model: str, statistics: str = "") -> Shelf:
@@ -203,28 +191,14 @@ class Catalogue:
         Args:
             name: of the expert.
             model, statistics: its folder and its domain's statistics, absolute or relative to the blend's folder.
-                Without statistics it is served under its name, and what the router knows of that name stays.
 
         Raises:
             TalkootError: nothing was changed.
         """
         blend = self._blend()
-        check_name(name)
-        folder = blend.path(model)
-        source = describe(name, folder)
-        expert = Expert(
-            name=name,
-            model=model,
-            parameters=source.weights // FLOAT_BYTES,
-            tokenizer=Tokenizer.load(folder).digest(),
-            statistics=statistics,
-        )
-        path = self.folder / ROUTER
-        if statistics and path.exists():
-            router = self._load_router(path)
-            router = router.adding(name, self._load_statistics(blend.path(statistics), router))
-            router.save(path)  # before the manifest: a router that knows more than there is does no harm
-        blend.put(expert)
+        from talkoot.blend.changes import add_expert
+
+        add_expert(self.folder, name, blend.path(model), statistics=blend.path(statistics) if statistics else None)
         self.refresh()
         return self.shelf
 
@@ -234,11 +208,11 @@ class Catalogue:
         Raises:
             TalkootError: there is none.
         """
-        self._blend().remove(name)
+        self._blend()
+        from talkoot.blend.changes import remove_expert
+
+        remove_expert(self.folder, name)
         self.refresh()
-        if self.shelf.router is not None:
-            self.shelf.router.save(self.folder / ROUTER)
-            self.refresh()
         return self.shelf
 
     def _blend(self) -> Blend:

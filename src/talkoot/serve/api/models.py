@@ -206,19 +206,20 @@ class _Positions(msgspec.Struct):
     max_position_embeddings: int = 0
 
 
-def describe(name: str, *folders: Path) -> Source:
+def describe(name: str, folder: Path, *others: Path) -> Source:
     """A model by its folder, or an ensemble by several; reads headers only.
 
     Raises:
         TalkootError: a folder holds no model.
     """
-    entries = [entry for folder in folders for entry in read_headers(folder).values()]
-    files = sorted({folder / CONFIG for folder in folders} | {entry.file for entry in entries})
+    folders = (folder, *others)
+    entries = [entry for one in folders for entry in read_headers(one).values()]
+    files = sorted({one / CONFIG for one in folders} | {entry.file for entry in entries})
     stats = [path.stat() for path in files]
-    said = [read_json(folder / CONFIG, _Positions).max_position_embeddings for folder in folders]
+    said = [read_json(one / CONFIG, _Positions).max_position_embeddings for one in folders]
     return Source(
         name=name,
-        kind="ensemble" if len(folders) > 1 else kind_of(folders[0]),
+        kind="ensemble" if others else kind_of(folder),
         folders=tuple(map(str, folders)),
         stamp=" ".join(f"{stat.st_mtime_ns}:{stat.st_size}:{stat.st_ino}" for stat in stats),
         weights=sum(prod(entry.shape) for entry in entries) * FLOAT_BYTES,

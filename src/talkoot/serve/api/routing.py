@@ -100,9 +100,9 @@ class Dispatcher:
         names = [shelf.general, ENSEMBLE, *(shelf.models if len(shelf.models) == 1 else ())]
         name = next((one for one in names if one in shelf.models), None)
         if name is None:
-            raise TalkootError(
-                "there is no router",
-                where=f"model {AUTO!r}",
+            raise NoSuchModel(
+                f"the model {AUTO!r} is not served: there is no router",
+                where="model",
                 why="several experts are served, and nothing says which of them knows what",
                 next="fit one with `talkoot blend route`, or ask for a model by its name",
             )

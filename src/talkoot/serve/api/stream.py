@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,12 +25,13 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], stopping: 
     Raises:
         HungUp, Stopping: that happened.
     """
-    task, gone, stop = map(asyncio.ensure_future, (work, _hang_up(receive), stopping.wait()))
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(receive))
+    stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait({task, gone, stop}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise HungUp if gone.done() else Stopping
-        return cast(T, task.result())
+        return task.result()
     finally:
         for one in (task, gone, stop):
             one.cancel()

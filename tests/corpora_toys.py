@@ -26,8 +26,15 @@ def tar(members: dict[str, bytes | None], mode: str = "w:gz") -> bytes:
     return packed.getvalue()
 
 
-def deb(path: Path, members: dict[str, bytes | None], *, depends: str = "", version: str = "1:2.0-1") -> Path:
-    """A binary package: an ar archive of its format's version, control and data."""
+def deb(
+    path: Path,
+    members: dict[str, bytes | None],
+    *,
+    depends: str = "",
+    version: str = "1:2.0-1",
+    padding: int = 0,
+) -> Path:
+    """A binary package: an ar archive of its format's version, control and data; ``padding`` zeros end the data."""
     fields = {"Package": path.name.split("_")[0], "Version": version, "Architecture": "all", "Maintainer": "A <a@b.c>"}
     if depends:
         fields["Depends"] = depends
@@ -35,7 +42,7 @@ def deb(path: Path, members: dict[str, bytes | None], *, depends: str = "", vers
     parts = {
         "debian-binary": b"2.0\n",
         "control.tar.gz": tar({"./control": control.encode()}),
-        "data.tar.gz": tar({f"./{name}": content for name, content in members.items()}),
+        "data.tar.gz": gzip.compress(tar({f"./{name}": one for name, one in members.items()}, "w") + bytes(padding)),
     }
     data = b"!<arch>\n"
     for name, content in parts.items():

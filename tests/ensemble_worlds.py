@@ -149,6 +149,7 @@ async def check_when_the_chosen_one_is_lost_the_next_best_is_asked(host: Host, f
     scored = await RemoteEnsemble(host, experts, keep=1, after=2).score(TEXT)
     assert scored.gone == {"chosen": "its peer is lost"}
     assert scored.after.tolist() == [1, 0, 0]
+    assert scored.log_probs[2:] == pytest.approx(-np.log(258))
 
 
 async def check_losses_of_others_are_kept_for_whoever_waits(host: Host, folder: Path) -> None:

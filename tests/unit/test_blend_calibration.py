@@ -23,6 +23,8 @@ from talkoot.blend.router.calibration import (
 )
 from talkoot.core.errors import TalkootError
 
+torch.set_num_threads(1)
+
 
 def honest(seed: int, n: int = 4000, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits whose softmax is the truth."""

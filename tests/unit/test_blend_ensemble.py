@@ -220,6 +220,13 @@ def test_when_the_chosen_expert_is_lost_the_next_best_is_asked():
     assert scored.log_probs[2:] == pytest.approx(np.log(0.5))
 
 
+def test_more_may_be_kept_than_are_left():
+    scorers = {"a": Absent(), "b": Table([0.9, 0.1]), "c": Absent(longest=2), "d": Absent()}
+    scored = PosteriorEnsemble(scorers, keep=2, after=1).score([0, 0, 1])
+    assert sorted(scored.gone) == ["a", "c", "d"]
+    assert scored.log_probs == pytest.approx(np.log([0.9, 0.1]))
+
+
 def test_nobody_left_is_an_error_that_says_who_and_why():
     with pytest.raises(TalkootError) as caught:
         PosteriorEnsemble({"a": Absent(), "b": Absent()}).score([0, 1])
@@ -280,7 +287,7 @@ def test_one_expert_writes_what_it_writes_alone():
     assert {one.weights["a"] for one in told} == {1.0}
 
 
-@pytest.mark.parametrize(("keep", "after"), [(0, 0), (1, 3), (2, 6), (1, 9), (2, 0), (1, 100)])
+@pytest.mark.parametrize(("keep", "after"), [(0, 0), (1, 3), (2, 3), (2, 6), (1, 9), (2, 0), (1, 100)])
 def test_what_is_written_has_the_probability_that_scoring_gives_it(keep, after):
     told = list(stream(readers(), TEXT, 12, keep=keep, after=after, temperature=1.0, seed=3, eos_id=()))
     ids = [*TEXT, *(one.token for one in told)]

@@ -18,7 +18,7 @@ from talkoot.blend.router import Counted, Router, Wanted, choose, rules
 from talkoot.blend.router.calibration import draw_prompts
 from talkoot.blend.router.router import collect
 from talkoot.blend.router.votes import token_scores
-from talkoot.blend.statistics import Features, Gram, Statistics, count, merge
+from talkoot.blend.statistics import Features, Gram, Histogram, Statistics, count, merge
 from talkoot.blend.statistics.features import CHUNKS
 from talkoot.blend.statistics.histogram import pair_buckets
 from talkoot.core.errors import TalkootError
@@ -34,6 +34,8 @@ WORDS = {
         "forest": "oak moss fern deer path birch owl stream root pine fox mushroom",
     }.items()
 }
+
+torch.set_num_threads(1)
 
 
 def documents(domain: str, seed: int, number: int = 12, words: int = 60) -> list[list[int]]:
@@ -318,6 +320,31 @@ def test_bad_sets_of_domains_are_refused(statistics, features):
         Router.fit(statistics, features, "vote")
 
 
+def test_statistics_whose_numbers_are_not_their_features_are_refused(statistics, features):
+    one = statistics["sea"]
+    wide, large = Gram(49), Gram(48)
+    wide.add(torch.ones(3, 49))
+    large.add(torch.full((3, 48), 40.0))  # a chunk's sums are 32 at most
+    many = Gram(48)
+    many.add(torch.ones(one.tokens + 1, 48))
+    broken = {
+        "width 48": {"grams": {CHUNKS: wide}},
+        "no Gram": {"grams": {}},
+        "too large": {"grams": {CHUNKS: large}},
+        "chunks are counted": {"grams": {CHUNKS: many}},
+        "buckets": {"histogram": Histogram(TOKENIZER.vocab_size, 8, one.histogram.unigrams)},
+        "million": {
+            "histogram": Histogram(
+                TOKENIZER.vocab_size, 1 << 12, one.histogram.unigrams, one.histogram.bigrams.clone().fill_(1 << 31)
+            )
+        },
+    }
+    for message, changes in broken.items():
+        with pytest.raises(TalkootError, match="other features") as caught:
+            Router.fit({**statistics, "sea": replace(one, **changes)}, features)
+        assert message in caught.value.why
+
+
 @pytest.mark.parametrize("rule", ["votes", "all", "average", "chunk"])
 def test_rules_that_need_embeddings_say_so(rule):
     features = Features(TOKENIZER, None, 64)
@@ -338,7 +365,8 @@ def test_the_best_rule_on_held_out_prompts_is_chosen(statistics, features, held_
         assert found[router.rule] == max(found.values()) > 0.9
         assert found["worst"] == pytest.approx(1 / 3)
         assert router.calibration.points[0].length == 16
-        plain = {name: replace(one, grams={}) for name, one in statistics.items()}
-        assert set(choose(plain, features, held_out, wanted=wanted, among=["bigram"])[1]) == {"bigram"}
+        plain = Features(TOKENIZER, None, 64)
+        few = {name: count(name, documents(name, 0), plain, Key.derived(name)) for name in WORDS}
+        assert set(choose(few, plain, held_out, wanted=wanted)[1]) == {"bigram", "naive-bayes"}
     finally:
         del rules._entries["worst"]

@@ -11,6 +11,8 @@ from talkoot.blend.solve import cross_validated, ridge
 from talkoot.blend.statistics import Gram
 from talkoot.core.errors import TalkootError
 
+torch.set_num_threads(1)
+
 
 def data(seed: int = 0, rows: int = 400, width: int = 5, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(seed)
@@ -77,6 +79,20 @@ def test_columns_are_in_the_order_of_the_mapping():
     fit = ridge(backward)
     assert fit.names == ("c2", "c1", "c0")
     assert torch.allclose(fit.weights.flip(1), ridge(forward).weights, atol=1e-10)
+
+
+@pytest.mark.parametrize("peers", [1, 3, 7])
+def test_shuffled_peers_sums_give_the_same_gate(peers):
+    x, labels = data(rows=100_000, width=12)
+    whole = ridge(grams(x, labels))
+    order = torch.randperm(len(x))
+    total: dict[str, Gram] = {}
+    for part in order.chunk(peers):
+        mine = grams(x[part], labels[part])
+        total = {name: total[name] + gram if total else gram for name, gram in mine.items()}
+    summed = ridge(total)
+    assert float((summed.weights - whole.weights).abs().max()) < 1e-10
+    assert torch.equal(summed.scores(x).argmax(1), whole.scores(x).argmax(1))
 
 
 def test_the_condition_number_is_that_of_the_solved_matrix():

@@ -22,6 +22,8 @@ from talkoot.core.keys import Key
 
 FEATURES = digest(b"features")
 
+torch.set_num_threads(1)
+
 
 def owner(name: str) -> Key:
     return Key.derived("owner", name)

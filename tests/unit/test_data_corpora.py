@@ -146,6 +146,17 @@ def test_a_truncated_package_leaves_nothing(mirror, cache):
 
 
 @needs_dpkg
+def test_a_package_with_a_wrong_checksum_leaves_nothing(mirror, cache):
+    # With much behind the archive's end, all files are there before the checksum comes.
+    archive = deb(mirror / "manpages-de_1_all.deb", FORTUNE, padding=1 << 20)
+    data = bytearray(archive.read_bytes())
+    data[-8] ^= 1  # within gzip's checksum, whether or not a line end pads the content
+    archive.write_bytes(data)
+    assert "dpkg-deb" in failure(lambda: corpora.fetch("manpages-de")).why
+    assert not list(cache.iterdir())
+
+
+@needs_dpkg
 def test_a_broken_file_within_a_package_leaves_nothing(mirror, cache):
     deb(mirror / "manpages-de_1_all.deb", {"usr/share/man/de/a.gz": zipped("text" * 99)[:-9]})
     problem = failure(lambda: corpora.fetch("manpages-de"))
@@ -299,6 +310,7 @@ def test_the_stored_bytes_are_a_function_of_the_documents(cache):
     shutil.rmtree(cache)
     kept("a", "b", "a")
     assert (cache / "kjv" / store.DOCUMENTS).read_bytes() == first
+    assert first[4:8] == bytes(4)  # no time in the header
     assert [json.loads(line) for line in gzip.decompress(first).splitlines()] == [{"text": "a"}, {"text": "b"}]
 
 

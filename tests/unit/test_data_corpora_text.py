@@ -141,6 +141,12 @@ def test_windows_of_a_text_library_are_joined():
     assert text_library(library(text, window=1000)) == text
 
 
+def test_a_stream_that_is_longer_than_its_window_is_refused():
+    assert len(expand(compress(bytes(5000)), 5000)) == 5000
+    with pytest.raises(ValueError, match="longer"):
+        expand(compress(bytes(5000)), 4999)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -199,6 +205,7 @@ def test_plays_lose_what_the_library_wrote(tmp_path):
 
 
 def test_code_leaves_tests_and_strangers_out_and_has_one_order(tmp_path):
+    (tmp_path / "linked.py").symlink_to(tmp_path / "a.py")
     names = ["b.py", "a/z.py", "a/test/t.py", "site-packages/x.py", "a.py", "a/data.txt"]
     assert documents("python", tmp_path, {name: name for name in names}) == ["a/z.py", "a.py", "b.py"]
     go = {"usr/share/go-1.19/src/fmt/print.go": "p", "usr/share/go-1.19/src/fmt/print_test.go": "t"}

@@ -40,11 +40,11 @@ PEERS = (1, 3, 7)
 QUICK = Setting(
     domains=("python", "kjv", "postgres", "anarchism", "hol-light"),
     late=(),
-    megabytes=1.5,
+    megabytes=2.5,
     general_megabytes=0.8,
     prompts=200,
     neighbours=0,
-    steps=(60, 100),
+    steps=(40, 60),
 )
 
 

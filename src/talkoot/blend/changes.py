@@ -241,7 +241,12 @@ def _changing(folder: Path, *, must_exist: bool = False) -> Iterator[tuple[Blend
     if must_exist:
         Blend.open(folder)  # before a lock is left where no blend is
     with locked(folder):
-        yield Blend.open(folder) if must_exist else Blend.open_or_new(folder), key_of(folder)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # many small operations: a second thread would mostly wait for the first
+        try:
+            yield Blend.open(folder) if must_exist else Blend.open_or_new(folder), key_of(folder)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _held_out(folder: Path, names: Sequence[str], tokenizer: Tokenizer) -> dict[str, list[np.ndarray]]:

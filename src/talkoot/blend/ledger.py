@@ -13,7 +13,7 @@ from talkoot.core.log import Log
 from talkoot.core.receipt import Receipt, Task, body, sign
 from talkoot.run.folder import LOG, check_same_key, lead_key, next_session_s
 from talkoot.run.records import Facts, Start
-from talkoot.world.sim.simulation import simulated_key
+from talkoot.world.sim.identity import simulated_key
 
 
 class Added(Facts, frozen=True, kw_only=True):

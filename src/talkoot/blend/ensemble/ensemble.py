@@ -135,7 +135,7 @@ class Mixing:
         prior = self._prior_without(gone)
         if not self.sparse(ids) or prior is None:
             return []
-        kept = chosen(self._table(self.after, gone, first), prior, keep=self.keep, after=self.after)
+        kept = chosen(self._table(self.after, first), prior, keep=self.keep, after=self.after)
         return [name for name, stays in zip(self.names, kept, strict=True) if stays and name not in rest]
 
     def scored(
@@ -150,15 +150,15 @@ class Mixing:
         if prior is None:
             raise nobody_answers(gone, next="start the experts' peers again, or score with experts on this machine")
         # Where both are there, the first part's answers count: the choice was made by them.
-        mixed = mix(self._table(count, gone, rest, first), prior, keep=self.keep, after=self.after)
+        mixed = mix(self._table(count, rest, first), prior, keep=self.keep, after=self.after)
         return Scored(mixed.log_probs, mixed.weights[:-1], mixed.weights[-1], self.names, gone)
 
-    def _table(self, count: int, gone: Mapping[str, str], *answers: Mapping[str, Floats]) -> Floats:
+    def _table(self, count: int, *answers: Mapping[str, Floats]) -> Floats:
         """(K, count): what was said, the later answers over the earlier ones; 0 where nothing was."""
         table = np.zeros((len(self.names), count))
         for row, name in zip(table, self.names, strict=True):
             for said in answers:
-                if name in said and name not in gone:
+                if name in said:
                     row[: len(said[name])] = said[name][:count]
         return table
 

@@ -18,7 +18,7 @@ from talkoot.blend.statistics import Features, Statistics
 from talkoot.blend.statistics.features import CHUNKS
 from talkoot.blend.statistics.histogram import as_ids
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import Digest, digest, short
+from talkoot.core.ids import Digest, digest
 
 RULE = "bigram"
 
@@ -162,12 +162,14 @@ def collect(statistics: Mapping[str, Statistics], features: Features) -> Counted
         next = "count the statistics of another domain too"
         raise TalkootError("there is nothing to choose between", where="statistics", why=why, next=next)
     for name, one in statistics.items():
-        if one.provenance.features != features.id:
-            why = f"{short(one.provenance.features)}, and the router's are {short(features.id)}"
-            next = "count its text anew with the router's tokenizer, embeddings and sizes"
-            raise TalkootError("a domain's statistics are of other features", where=name, why=why, next=next)
         if one.histogram is None or not one.tokens:
             raise TalkootError("the domain is empty", where=name, why="it has no token", next="count some text")
+        try:
+            features.check(one)
+        except ValueError as problem:
+            next = "count its text anew with the router's tokenizer, embeddings and sizes"
+            what = "a domain's statistics are of other features"
+            raise TalkootError(what, where=name, why=str(problem), next=next) from None
     histograms = [one.histogram for one in statistics.values() if one.histogram is not None]
     return Counted(
         names=tuple(statistics),

@@ -21,7 +21,7 @@ from talkoot.blend.statistics.histogram import Histogram, as_ids
 from talkoot.blend.statistics.objects import Statistics
 from talkoot.blend.statistics.provenance import Provenance, Source, dataset_digest
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import Digest, digest
+from talkoot.core.ids import Digest, digest, short
 from talkoot.core.keys import Key
 from talkoot.model.huggingface import load_stage
 from talkoot.model.tokenizer import Tokenizer
@@ -93,6 +93,27 @@ class Features:
             raise TalkootError("the model's embeddings cannot be used", where=str(folder), why=why, next=next)
         unit = float(weights.square().mean().sqrt()) * _CLIP / _LEVELS or 1.0
         return cls(tokenizer, (weights / unit).round().clamp(-_LEVELS, _LEVELS).to(torch.int8), buckets)
+
+    def check(self, statistics: Statistics) -> None:
+        """Whether statistics can have been counted with these features; a stranger may have signed anything.
+
+        Raises:
+            ValueError: they are said to be of others, or their sizes or numbers are not these features'.
+        """
+        if statistics.provenance.features != self.id:
+            raise ValueError(f"they are of features {short(statistics.provenance.features)}, not {short(self.id)}")
+        histogram, gram = statistics.histogram, statistics.grams.get(CHUNKS)
+        if histogram is None or (histogram.vocabulary, histogram.buckets) != (self.vocabulary, self.buckets):
+            raise ValueError(f"their histogram is not of {self.vocabulary} tokens and {self.buckets} buckets")
+        if len(histogram.bigrams) and int(histogram.bigrams.max()) >= 1 << 31:
+            raise ValueError("a pair of neighbours is counted more than two thousand million times")
+        if self.table is None:
+            return
+        if gram is None or gram.width != self.width:
+            raise ValueError(f"they have no Gram matrix of chunks of width {self.width}")
+        gram.check(max_rms=CHUNK * float(self.table.abs().max()))
+        if gram.count > statistics.tokens:
+            raise ValueError(f"{gram.count} chunks are counted of {statistics.tokens} tokens")
 
     def chunk_sums(self, ids: Tensor) -> Tensor:
         """Sums of embeddings over whole chunks, (n // CHUNK, width) float64; a text shorter than one is one chunk."""

@@ -28,7 +28,7 @@ def verify(path: Path) -> list[str]:
     try:
         for entry in log.entries():
             receipt = entry.receipt
-            if receipt.op == "run.start":
+            if receipt.op == "run.start" and receipt.read(Start).recipe.get("domains"):
                 recipe = build(receipt.read(Start).recipe, BlendRecipe, what=UNUSABLE, where=str(path))
             if receipt.op == "blend.done" and recipe is not None:
                 wrong = _wrong(receipt, state["blend"], recipe)

@@ -28,6 +28,7 @@ from talkoot.world.blobs import Blobs
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 from talkoot.world.sim.fabric import FREEZE_NOTICE, KILL_NOTICE, Body, Fabric
+from talkoot.world.sim.identity import simulated_key
 from talkoot.world.sim.loop import Deadlock, VirtualLoop
 
 T = TypeVar("T")
@@ -43,11 +44,6 @@ class Computed(NamedTuple):
     work: Callable[[], Any]
     start: float
     end: float
-
-
-def simulated_key(seed: int, name: str, incarnation: int = 1) -> Key:
-    """The key of a simulated peer in its first, second, ... life; everybody can work it out."""
-    return Key.derived(seed, name, incarnation)
 
 
 class LeadKilled(Exception):

@@ -154,7 +154,7 @@ def test_nothing_is_computed_for_a_client_that_hung_up(tmp_path):
     async def story():
         async with served(tmp_path) as (address, api):
             async with httpx.AsyncClient(base_url=address, timeout=DEADLINE) as client:
-                wish = chat("cat", "cat", max_tokens=4000)
+                wish = chat("cat", "cat", max_tokens=4000, temperature=0)
                 async with client.stream("POST", CHAT, json={**wish, "stream": True}) as answer:
                     async for _ in lines(answer):
                         break
@@ -182,7 +182,7 @@ def test_a_full_queue_turns_requests_away_with_a_time_to_come_back(tmp_path):
     async def story():
         async with served(tmp_path, Settings(running=1, waiting=1)) as (address, api):
             async with httpx.AsyncClient(base_url=address, timeout=DEADLINE) as client:
-                wish = chat("cat", "cat", max_tokens=4000)
+                wish = chat("cat", "cat", max_tokens=4000, temperature=0)
                 running = asyncio.create_task(client.post(CHAT, json=wish))
                 while not api.service.pool.slots:
                     await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ import pytest
 from serve_toys import write_model
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.serve.api.engine import Gone
-from talkoot.serve.api.models import Ask, describe
+from talkoot.serve.api.models import Ask, describe, kinds
 from talkoot.serve.api.peers import Peers
 from talkoot.serve.api.pool import Pool
 from talkoot.serve.api.routing import Route
@@ -18,6 +18,7 @@ from talkoot.serve.api.voices import Voices
 from talkoot.world.links import Link, Network
 from talkoot.world.sim.simulation import Simulation
 
+BYTES = Tokenizer.bytes()
 ALPHABET = "".join(map(chr, range(32, 127)))
 
 
@@ -73,69 +74,72 @@ JOB = Job("hello", max_tokens=20, temperature=0.0, streamed=True)
 
 
 def test_a_peer_says_what_the_model_says_here(sources):
-    from talkoot.serve.api.models import kinds
-
     async def story(world, service, pool):
         return await answer(service, JOB, route(sources, "first")), world.now()
 
     parts, seconds = simulate(story, sources)
-    tokenizer = Tokenizer.bytes()
-    ask = Ask(tokens=tuple(tokenizer.encode("hello")), max_tokens=20)
-    local = [token.id for token in kinds["dense"](sources["first"]).stream(ask)]
-    assert text(parts) == tokenizer.decode(local)
+    assert text(parts) == BYTES.decode(spoken(sources["first"], BYTES.encode("hello"), 20))
     assert parts[-1].finish == "length"
     assert 0.05 < seconds < 5  # the work took its time, in virtual seconds
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop"])
-def test_a_stream_goes_on_with_the_next_best_from_the_very_token(sources, kind):
-    async def story(world, service, pool):
-        return await answer(
-            service, JOB, route(sources, "first", "second"), at=7, act=lambda: world.disturb("first-1", kind)
-        )
-
-    parts = simulate(story, sources)
-    (switch,) = [part.switch for part in parts if part.switch]
-    assert (switch.lost, switch.to, switch.kept) == ("first", "second", "tokens")
-    assert switch.after >= 7
-    assert parts[-1].said == 20
-    # What the second one said is what it says after exactly this beginning.
-    from talkoot.serve.api.models import kinds
-
-    tokenizer = Tokenizer.bytes()
-    first = [t.id for t in kinds["dense"](sources["first"]).stream(_ask(tokenizer.encode("hello"), 20))][: switch.after]
-    then = kinds["dense"](sources["second"]).stream(_ask([*tokenizer.encode("hello"), *first], 20 - switch.after))
-    assert text(parts) == tokenizer.decode([*first, *(token.id for token in then)])
+def spoken(source, tokens, count) -> list[int]:
+    """What a model says after these tokens, here and undisturbed."""
+    return [token.id for token in kinds["dense"](source).stream(_ask(tokens, count))]
 
 
 def _ask(tokens, count) -> Ask:
     return Ask(tokens=tuple(tokens), max_tokens=count)
 
 
-def test_a_model_with_another_tokenizer_goes_on_from_the_text(sources):
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_a_stream_goes_on_with_the_next_best_from_the_very_token(sources, kind):
     async def story(world, service, pool):
-        return await answer(
-            service, JOB, route(sources, "stranger", "first"), at=5, act=lambda: world.disturb("stranger-1", "kill")
-        )
+        strike = lambda: world.disturb("first-1", kind)  # noqa: E731
+        parts = await answer(service, JOB, route(sources, "first", "second"), at=7, act=strike)
+        with pytest.raises(KeyError):  # one that was only silent must not come back
+            world.disturb("first-1", "continue")
+        return parts
 
     parts = simulate(story, sources)
     (switch,) = [part.switch for part in parts if part.switch]
+    assert (switch.lost, switch.to, switch.kept) == ("first", "second", "tokens")
+    assert switch.after >= 7
+    assert parts[-1].said == 20
+    prompt = BYTES.encode("hello")
+    first = spoken(sources["first"], prompt, 20)[: switch.after]
+    then = spoken(sources["second"], [*prompt, *first], 20 - switch.after)
+    assert text(parts) == BYTES.decode([*first, *then])
+
+
+def test_a_model_with_another_tokenizer_goes_on_from_the_text(sources):
+    async def story(world, service, pool):
+        strike = lambda: world.disturb("stranger-1", "kill")  # noqa: E731
+        return await answer(service, JOB, route(sources, "stranger", "first"), at=5, act=strike)
+
+    parts = simulate(story, sources)
+    (place,) = [number for number, part in enumerate(parts) if part.switch]
+    switch = parts[place].switch
     assert (switch.kept, switch.to) == ("text", "first")
     assert parts[-1].said == 20
+    before = text(parts[:place])
+    assert len(before) == switch.after  # one character per token
+    then = spoken(sources["first"], BYTES.encode("hello" + before), 20 - switch.after)
+    assert text(parts[place:]) == BYTES.decode(then)
 
 
 def test_an_answer_that_nobody_saw_begins_again(sources):
     async def story(world, service, pool):
         whole = Job("hello", max_tokens=20, temperature=0.0)
-        kill = lambda: world.disturb("first-1", "kill")  # noqa: E731
-        return await answer(service, whole, route(sources, "first", "second"), at=0, act=kill), await answer(
-            service, whole, route(sources, "second")
-        )
+        strike = lambda: world.disturb("first-1", "kill")  # noqa: E731
+        return await answer(service, whole, route(sources, "first", "second"), at=6, act=strike)
 
-    parts, undisturbed = simulate(story, sources)
-    switch = next(number for number, part in enumerate(parts) if part.switch)
-    assert parts[switch].switch.kept == "nothing"
-    assert text(parts[switch:]) == text(undisturbed)
+    parts = simulate(story, sources)
+    (place,) = [number for number, part in enumerate(parts) if part.switch]
+    assert parts[place].switch.kept == "nothing"
+    assert parts[place].switch.after >= 6
+    assert text(parts[place:]) == BYTES.decode(spoken(sources["second"], BYTES.encode("hello"), 20))
+    assert parts[-1].said == 20
 
 
 def test_the_lost_one_is_started_again_by_itself(sources):

@@ -60,8 +60,6 @@ class Engine:
         steps, fresh = self._model.stream(ask), len(ask.tokens)
         while (token := await self._compute(lambda: next(steps, None), 2.0 * self._model.size * fresh)) is not None:
             yield token
-            if token.last:
-                return
             fresh = 1
 
 

@@ -24,13 +24,13 @@ from talkoot.tune.policies.selfcheck import check_generator
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
+from talkoot.tune.sections import DEFAULT_TOKENS
 from talkoot.tune.state import Counters, from_bytes, to_bytes
 from talkoot.tune.tasks import open_task
 from talkoot.tune.tasks.task import Task
 from talkoot.tune.warm import warm_start
 from talkoot.tune.wire import Record, Refused
 
-DEFAULT_TOKENS = 64  # of a completion, where neither recipe nor task say
 CHECKED = 4, 2  # prompts and samples of the self-check
 SPLITS = ("held_out", "shifted")
 

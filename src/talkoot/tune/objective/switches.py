@@ -10,7 +10,7 @@ import msgspec
 
 from talkoot.core.plain import build
 from talkoot.core.registry import Registry
-from talkoot.tune.objective.settings import Settings
+from talkoot.run.section import Section
 
 Aggregation = Literal["seq_mean", "token_mean", "const", "seq_sum"]
 Baseline = Literal["group_mean", "leave_one_out", "none"]
@@ -19,7 +19,7 @@ Level = Literal["token", "sequence"]
 Overlong = Literal["none", "mask", "soft"]
 
 
-class Objective(Settings, frozen=True, kw_only=True):
+class Objective(Section, frozen=True, kw_only=True):
     """What an update maximises, per token: ``surrogate(ratio, advantage) - kl_beta * KL``, added up with fixed weights.
 
     Write ``A`` for a completion's advantage, ``R`` for the ratio of a token's probability to the one it had when the

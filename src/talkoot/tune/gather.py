@@ -30,6 +30,7 @@ class Inbox:
         self._kept: dict[tuple[int, PeerId], Record] = {}
         self._seen: dict[PeerId, int] = {}  # the newest round used of each: a replay brings nothing
         self._heard: dict[PeerId, int] = {}  # the newest round that each sent anything for, good or not
+        self._refused: dict[PeerId, int] = {}  # the newest round whose record was refused
         self.rejected: Counter[str] = Counter()
         self.gone: set[PeerId] = set()
         self.ahead = 0
@@ -52,6 +53,7 @@ class Inbox:
                 raise Refused("of another round", f"round {number}, this is {round_number}")
         except Refused as problem:
             self.rejected[problem.reason] += 1
+            self._refused[message.sender] = message.step
             return
         self._kept[number, message.sender] = record
         for key in sorted(key for key in self._kept if key[1] == message.sender)[: -AHEAD - 1]:
@@ -63,6 +65,10 @@ class Inbox:
         not waited for: it would hold up everybody.)"""
         silent = [peer for peer in expected if self._heard.get(peer, -1) < round_number]
         return [peer for peer in silent if peer not in self.gone]
+
+    def was_refused(self, peer: PeerId, round_number: int) -> bool:
+        """Whether something of this peer came for the round, and could not be used."""
+        return self._refused.get(peer) == round_number
 
     def take(self, round_number: int, lag: int) -> list[Record]:
         """The newest record of each peer that is at most ``lag`` rounds away; it and older ones are forgotten."""

@@ -42,6 +42,7 @@ class AnyLearner(Protocol):
     """What the tuner needs of either."""
 
     refills: bool  # whether prompts that teach nothing are to be replaced
+    own_only: bool  # whether others' completions are of no use to it
 
     def update(self, groups: Sequence[ScoredGroup]) -> Outcome: ...
 
@@ -59,6 +60,8 @@ def open_learner(recipe: TuneRecipe, task: Task, policy: Policy, sampling: Sampl
 
 class RewardLearner:
     """The GRPO family."""
+
+    own_only = False
 
     def __init__(self, recipe: TuneRecipe, policy: Policy, sampling: Sampling) -> None:
         objective = recipe.made_objective(sampling.max_new_tokens)
@@ -88,13 +91,13 @@ class CriticLearner:
     def __init__(self, recipe: TuneRecipe, task: Task, policy: Policy, sampling: Sampling) -> None:
         self._task, self._policy = task, policy
         self._critic = open_critic(recipe.critic)
-        self._own_only = recipe.distillation.own_only
+        self.own_only = recipe.distillation.own_only
         update = msgspec.structs.replace(recipe.update, temperature=sampling.temperature)
         self._learner = DistilLearner(policy, recipe.distillation, recipe.optimizer, update)
 
     def update(self, groups: Sequence[ScoredGroup]) -> Outcome:
         items = [self._task.item(group.index) for group in groups]
-        made = prepare(self._task, self._policy, self._critic, items, groups, own_only=self._own_only)
+        made = prepare(self._task, self._policy, self._critic, items, groups, own_only=self.own_only)
         facts = self._learner.update(made.lessons)
         numbers, counts = _split(msgspec.to_builtins(facts))
         counts |= {f"feedback {case}": number for case, number in made.cases.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,7 +24,6 @@ from talkoot.tune.policies.selfcheck import check_generator
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
-from talkoot.tune.sections import DEFAULT_TOKENS
 from talkoot.tune.state import Counters, from_bytes, to_bytes
 from talkoot.tune.tasks import open_task
 from talkoot.tune.tasks.task import Task
@@ -67,8 +66,8 @@ class Tuner:
     def __init__(self, recipe: TuneRecipe, name: str, task: Task, policy: Policy) -> None:
         self.recipe, self.name, self.task, self.policy = recipe, name, task, policy
         self.rollout = recipe.rollout_of(name)
-        self.sampling: Sampling = self.rollout.sampling(task.max_new_tokens or DEFAULT_TOKENS)
-        self.limit = self.sampling.max_new_tokens
+        self.limit = recipe.limit_of(name, task)
+        self.sampling: Sampling = self.rollout.sampling(self.limit)
         self.learner = open_learner(recipe, task, policy, self.sampling)
         self.scorer = Scorer(task, policy, self.limit)
         self.tokenizer, self.size = policy.coder.digest(), policy.size
@@ -123,10 +122,21 @@ class Tuner:
             seeds_of(self.recipe.seed, round_number, ref, samples) for ref, (_, samples) in zip(refs, work, strict=True)
         ]
         answers = self.policy.generate(prompts, seeds, self.sampling) if work else []
+        if not all(math.isfinite(sum(one.logp)) for group in answers for one in group):
+            raise self._diverged(round_number)
         return [
             Group(ref, tuple(samples), tuple(group))
             for ref, (_, samples), group in zip(refs, work, answers, strict=True)
         ]
+
+    def _diverged(self, round_number: int) -> TalkootError:
+        return TalkootError(
+            "the policy has diverged",
+            where=f"round {round_number}",
+            why="its weights no longer give probabilities: a log-probability is not finite",
+            next=f"lower optimizer.learning_rate (it is {self.recipe.optimizer.learning_rate:g}) and start anew with "
+            "--out",
+        )
 
     def _refilled(
         self, round_number: int, groups: list[Group], scored: list[ScoredGroup]
@@ -175,14 +185,14 @@ class Tuner:
             rejected: what was refused before, by reason; added to.
         """
         started = time.process_time()
-        external, parents = self._judge(round_number, records, rejected)
-        own = batch.scored
+        heard = self._judge(round_number, records, rejected)
+        external = [group for _, groups in heard for group in groups]
+        own, theirs = batch.scored, [] if self.learner.own_only else external
         if not self.recipe.vertical:
-            by_name = {self.name: own, **external}
-            merged = together([group for name in sorted(by_name) for group in by_name[name]])
-            own, external = [g for g in merged if g.own], {"several": [g for g in merged if not g.own]}
-        theirs = [group for name in sorted(external) for group in external[name]]
+            merged = together(sorted([*own, *theirs], key=lambda group: group.peer))
+            own, theirs = [g for g in merged if g.own], [g for g in merged if not g.own]
         chosen, counts = self._choose(round_number, own, theirs)
+        parents = tuple(name for name, groups in heard if any(map(self._among(chosen), groups)))
         facts = self.learner.update(chosen)
         self.version += facts.moved
         rewards = [sample.reward for group in batch.scored for sample in group.samples]
@@ -194,7 +204,7 @@ class Tuner:
             learned=facts.numbers,
             counts={**counts, **facts.counts},
             rejected=dict(rejected),
-            solo=not theirs,
+            solo=not parents,
             reason=facts.reason,
             evaluations=self._evaluations(round_number),
         )
@@ -203,10 +213,9 @@ class Tuner:
 
     def _judge(
         self, round_number: int, records: Sequence[tuple[str, Record]], rejected: Counter[str]
-    ) -> tuple[dict[str, list[ScoredGroup]], tuple[str, ...]]:
-        """Scored groups by sender, and the receipts that they came with."""
-        found: dict[str, list[ScoredGroup]] = {}
-        parents: list[str] = []
+    ) -> list[tuple[str, list[ScoredGroup]]]:
+        """By sender's name: the receipt of its completions, and what they are worth."""
+        found: list[tuple[str, list[ScoredGroup]]] = []
         for name, record in sorted(records, key=lambda pair: pair[0]):
             try:
                 self.scorer.check(record, round_number, self.recipe.exchange.max_lag)
@@ -214,24 +223,29 @@ class Tuner:
                 rejected[problem.reason] += 1
                 continue
             if groups := self.scorer.theirs(record, name, rejected):
-                found[name] = groups
-                parents.append(record.id)
-        return found, tuple(parents)
+                found.append((record.id, groups))
+        return found
+
+    def _among(self, chosen: Sequence[ScoredGroup]) -> Callable[[ScoredGroup], bool]:
+        """Whether a group, or the merged one that it went into, is among those that were chosen."""
+        if self.recipe.vertical:
+            names = {(group.peer, group.prompt) for group in chosen}
+            return lambda group: (group.peer, group.prompt) in names
+        prompts = {group.prompt for group in chosen if not group.own}
+        return lambda group: group.prompt in prompts
 
     def _choose(
         self, round_number: int, own: list[ScoredGroup], theirs: list[ScoredGroup]
     ) -> tuple[list[ScoredGroup], dict[str, int]]:
-        exchange = self.recipe.exchange
-        num_own = len(own) if exchange.own < 0 else exchange.own
-        num_external = len(theirs) if exchange.external < 0 else exchange.external
-        if exchange.own < 0 and exchange.external < 0:  # everything, in one order for all
-            chosen = [*own, *theirs]
-            counts = {"own_groups": len(own), "external_groups": len(theirs)}
-        else:
-            key = f"{self.recipe.seed}/{self.name}/{round_number}"
+        """What this update learns from: where both sides are asked for, one makes up for what the other lacks."""
+        num_own, num_external = self.recipe.exchange.own, self.recipe.exchange.external
+        key = f"{self.recipe.seed}/{self.name}/{round_number}"
+        if num_own > 0 and num_external > 0:
             made = select.select(own, theirs, num_own, num_external, key)
-            chosen, counts = list(made.groups), {"own_groups": made.own, "external_groups": made.external}
-        return chosen, counts
+            return list(made.groups), {"own_groups": made.own, "external_groups": made.external}
+        mine = own if num_own < 0 else select.select(own, [], num_own, 0, key).groups
+        others = theirs if num_external < 0 else select.select([], theirs, 0, num_external, key).groups
+        return [*mine, *others], {"own_groups": len(mine), "external_groups": len(others)}
 
     def _evaluations(self, round_number: int) -> tuple[Evaluation, ...]:
         tune = self.recipe.tune

@@ -42,10 +42,10 @@ def test_a_completion_that_is_too_long_for_the_learner_is_left_out_alone():
 
 
 def test_a_text_that_its_reader_has_no_room_for_is_left_out_alone():
-    model = {"context": 24, "tokenizer": "bytes", "width": 8}
-    peers = [{"name": "alder"}, {"name": "birch", "model": model, "rollout": {"max_new_tokens": 20}}]
-    more = {"max_new_tokens": 40}  # of alder's characters, a byte each
-    done = run(recipe(peers=peers, rollout=more, correction={"rule": "none"}, tune={"rounds": 2}))
+    wide = {"tokenizer": "characters:0123456789=éü"}  # two of them are two bytes each
+    narrow = {"tokenizer": "bytes", "context": 16, "width": 8}
+    peers = [{"name": "alder", "model": wide}, {"name": "birch", "model": narrow}]
+    done = run(recipe(peers=peers, correction={"rule": "none"}, rollout={"samples": 12}, tune={"rounds": 2}))
     assert all(update.rejected["too long"] > 0 for update in done.updates("birch"))
     assert done.result.finished
 
@@ -135,3 +135,11 @@ def test_a_peer_with_a_stored_state_is_not_warmed_up_again(tmp_path, monkeypatch
     more = run(recipe(**ADDS, **warm, tune={"rounds": 6}), tmp_path / "run")
     assert len(warmed) == 2
     assert more.hashes == run(recipe(**ADDS, **warm, tune={"rounds": 6})).hashes
+
+
+def test_a_reward_is_the_mean_of_all_that_was_answered_whatever_dynamic_sampling_leaves_out():
+    always = {"objective": {"dynamic_sampling": True}, "exchange": {"refills": 0}}
+    first = [run(recipe(**changes)).updates("alder")[0] for changes in ({}, always)]
+    assert first[0].counts["own_groups"] == 3
+    assert first[1].counts["own_groups"] < 3
+    assert first[0].reward == first[1].reward

@@ -104,3 +104,65 @@ def test_peers_without_a_name_get_trees_that_nobody_has():
     )
     assert recipe(peers=[{"name": "p", "count": 2}, {}]).names == ("p1", "p2", "alder")
     assert "'p2'" in refusal(peers=[{"name": "p", "count": 2}, {"name": "p2"}]).why
+
+
+HORIZONTAL = {"exchange": {"split": "horizontal"}, "correction": {"rule": "none"}}
+TWO = [{"name": "alder"}, {"name": "birch"}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"peers": [TWO[0], {"name": "birch", "rollout": {"prompts": 3}}]}, "peer birch, key rollout.prompts"),
+        ({"peers": [TWO[0], {"name": "birch", "rollout": {"samples": 3}}]}, "peer birch, key rollout.samples"),
+        ({"peers": [TWO[0], {"name": "birch", "rollout": {"max_new_tokens": 9}}]}, "rollout.max_new_tokens"),
+        ({"peers": [TWO[0], {"name": "birch", "from_round": 2}]}, "peer birch, key from_round"),
+        ({"rollout": {"samples": 2}, "peers": [{"count": 3}]}, "rollout.samples"),
+        ({"exchange": {"split": "horizontal", "own": 2}}, "exchange.own"),
+        ({"exchange": {"split": "horizontal", "external": 0}}, "exchange.external"),
+        ({"exchange": {"split": "horizontal", "max_lag": 1}}, "exchange.max_lag"),
+        ({"critic": {"kind": "arithmetic"}, "distillation": {"divergence": "pg"}}, "distillation.divergence"),
+    ],
+)
+def test_what_makes_no_sense_where_all_share_their_groups_is_refused_by_name(changes: dict[str, Any], where: str):
+    recipe(peers=TWO, **HORIZONTAL).check()
+    found = refusal(**{"peers": TWO, **HORIZONTAL, **changes})
+    assert found.where.endswith(where)
+    assert "vertical" in found.next
+
+
+def test_a_task_without_a_problem_to_train_on_is_refused(tmp_path):
+    path = tmp_path / "held.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2", "split": "held_out"}\n')
+    assert "no problem to train on" in refusal(task=f"jsonl:{path}").why
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({"peers": [TWO[0], {"name": "birch", "from_round": 30}]}, "birch never comes: its from_round is 30"),
+        ({**HORIZONTAL, "correction": {"rule": "ftis"}}, "correction.rule is not none"),
+        ({**HORIZONTAL, "peers": [TWO[0], {"name": "birch", "model": {"seed": 2}}]}, "begin with other weights"),
+        ({"rollout": {"temperature": 0.0}, "peers": [{}]}, "alder's own completions of a prompt are all the same"),
+        ({"rollout": {"top_k": 1}, "peers": [{}]}, "rollout.top_k is 1"),
+    ],
+)
+def test_what_is_perhaps_not_meant_is_said(changes: dict[str, Any], doubt: str):
+    made = recipe(**{"peers": TWO, **changes})
+    made.check()
+    (said,) = made.doubts()
+    assert doubt in said
+    assert not list(recipe(peers=TWO, **HORIZONTAL).doubts())
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"update": {"temperature": 0.7}}, "update.temperature"),
+        ({"exchange": {"own": 0, "external": 0}}, "exchange.own"),
+        ({"objective": {"overlong": "soft"}, "rollout": {"max_new_tokens": 1}}, "objective.overlong"),
+        ({"peers": [{"name": ".."}]}, "peers.name"),
+    ],
+)
+def test_what_could_not_do_what_it_says_is_refused_by_the_key_that_was_set(changes: dict[str, Any], where: str):
+    assert refusal(**changes).where == where

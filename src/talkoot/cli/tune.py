@@ -40,7 +40,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
             [
                 (
                     peer,
-                    account["rounds"],
+                    account["updates"],
                     f"{account['rewards'] / max(1, account['updates']):.3f}",
                     f"{account['generated']:,}",
                     f"{account['trained']:,}",
@@ -49,7 +49,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
                 )
                 for peer, account in result.peers.items()
             ],
-            ("peer", "rounds", "mean reward", "generated", "trained", "alone", "latest scores (greedy)"),
+            ("peer", "rounds done", "mean reward", "generated", "trained", "alone", "latest scores (greedy)"),
         )
         again = "" if result.finished else "the same command resumes   or   "
         say(f"next: {again}talkoot report {folder}   or   talkoot export {folder} MODEL_FOLDER --peer NAME")
@@ -89,7 +89,8 @@ class TuneProgress:
                 if viewed.number == 1:
                     self._started, self._first = time.monotonic(), state["tune"].round
                     names = [name for name, _ in viewed.places]
-                    say(f"round {self._first}: {', '.join(names)}" + (" alone" if len(names) == 1 else ""))
+                    if names:  # nobody was ready when the run was stopped
+                        say(f"round {self._first}: {', '.join(names)}" + (" alone" if len(names) == 1 else ""))
             case "peer.join" if state["tune"].view:
                 say(f"round {receipt.step}: {receipt.read(Joined).name} is here")
             case "peer.lost":
@@ -109,8 +110,9 @@ class TuneProgress:
             return
         self._shown, self._printed = done, now
         left = (now - self._started) / max(1, done - self._first) * (self._rounds - done)
+        ahead = f"   ETA {left:.0f} s" if done > self._first else ""
         parts = [_words(peer, latest) for peer, latest in sorted(self._latest.items())]
-        say(f"round {done}/{self._rounds}  {'   '.join(parts)}   ETA {left:.0f} s")
+        say(f"round {done}/{self._rounds}  {'   '.join(parts)}{ahead}")
 
 
 def _words(name: str, facts: Updated) -> str:

@@ -114,7 +114,7 @@ class TunePeer:
         records = self.inbox.take(number, self.recipe.exchange.max_lag)
         owners = {place.peer: place.name for place in self.view.places}
         absent = self._names.keys() - {PeerId(record.peer) for record in records}
-        absent = {peer for peer in absent if not self.inbox.was_refused(peer, number)}
+        absent = {peer for peer in absent if not self.inbox.heard_of(peer, number)}
         rejected = self._rejected()
         await world.reached(number, "update")
         learn = lambda: self.tuner.learn(number, batch, [(owners.get(r.peer, ""), r) for r in records], rejected)  # noqa: E731

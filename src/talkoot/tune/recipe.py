@@ -90,10 +90,11 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         rounds = [peer.from_round for peer in self.peers]
         yield "peers", rounds, early, "at least one peer that is there from round 0 on"
         for name in self.names:
-            plain = (
-                name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\") and name != "lead"
-            )
-            yield "peers.name", repr(name), plain, 'without blanks and slashes, and "lead" is taken'
+            plain = name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\")
+            fits = plain and name != "lead" and name.strip(".")
+            yield "peers.name", repr(name), bool(fits), 'without blanks and slashes, not only dots; "lead" is taken'
+        how = "left alone: completions are compared at rollout.temperature"
+        yield "update.temperature", self.update.temperature, self.update.temperature == 1.0, how
 
     @cached_property
     def _by_name(self) -> dict[str, Peer]:
@@ -196,6 +197,10 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
     def doubts(self) -> Iterator[str]:
         """What is allowed and perhaps not meant, in words."""
         for name in self.names:
+            rollout = self.rollout_of(name)
+            if self.critic.kind == "none" and (rollout.temperature == 0 or rollout.top_k == 1):
+                how = "rollout.temperature is 0" if rollout.temperature == 0 else "rollout.top_k is 1"
+                yield f"{name}'s own completions of a prompt are all the same, and teach nothing: {how}"
             if (number := self.peer(name).from_round) >= self.tune.rounds:
                 yield f"{name} never comes: its from_round is {number}, and the run has {self.tune.rounds} rounds"
         alike = len({encode((self.model_of(name), self.warm_of(name))) for name in self.names}) == 1

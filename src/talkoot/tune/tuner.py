@@ -20,27 +20,30 @@ from talkoot.tune.learners import open_learner
 from talkoot.tune.objective.scored import ScoredGroup
 from talkoot.tune.policies.open import open_policy
 from talkoot.tune.policies.policy import Policy
-from talkoot.tune.policies.selfcheck import check_generator
+from talkoot.tune.policies.selfcheck import check_generator, check_prompts
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
 from talkoot.tune.state import Counters, from_bytes, to_bytes
 from talkoot.tune.tasks import open_task
-from talkoot.tune.tasks.task import Task
+from talkoot.tune.tasks.task import Listed, Task
 from talkoot.tune.warm import warm_start
 from talkoot.tune.wire import Record, Refused
 
 CHECKED = 4, 2  # prompts and samples of the self-check
+MOST_READ = 20_000  # prompts of a file that are read before the first round: of more, the longest
 SPLITS = ("held_out", "shifted")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A round's own completions: as they travel, as they are learned from, and their texts."""
+    """A round's own completions: as they travel, as they are learned from, their texts, and the mean reward of all that
+    were made (dynamic sampling leaves some out)."""
 
     groups: list[Group]
     scored: list[ScoredGroup]
     texts: list[str]
+    reward: float
     policy: str
     busy_s: float
 
@@ -89,7 +92,13 @@ class Tuner:
     # -- answering --------------------------------------------------------------------------------------------
 
     def self_check(self) -> float:
-        """Largest difference in log-probability between generator and trainer; TalkootError where it is too large."""
+        """Largest difference in log-probability between generator and trainer.
+
+        Raises:
+            TalkootError: it is too large, a problem of a file does not fit the model, or a critic has nothing to say.
+        """
+        self._read_all()
+        self.learner.check()
         prompts, samples = CHECKED
         numbers = range(min(prompts, self.task.size("train")))
         refs = [PromptRef(self.task.digest(), self.task.index("train", number)) for number in numbers]
@@ -97,6 +106,20 @@ class Tuner:
         prompt_ids = [self.policy.prompt_ids(self.task.item(ref.index).prompt) for ref in refs]
         tolerance = self.recipe.tune.tolerance
         return check_generator(self.policy, prompt_ids, seeds, self.sampling, tolerance).largest
+
+    def _read_all(self) -> None:
+        """Somebody who wrote problems down is told at the start which of them does not fit, not in round 100."""
+        task, tune = self.task, self.recipe.tune
+        if not isinstance(task, Listed):
+            return
+        sizes = {"train": task.size("train")}
+        if tune.evaluate_every:
+            sizes |= {split: min(tune.evaluate_items, task.size(split)) for split in SPLITS}
+        used = sorted(task.index(split, number) for split, size in sizes.items() for number in range(size))
+        prompts = [(task.place(index), task.item(index).prompt) for index in used]
+        if len(prompts) > MOST_READ:
+            prompts = sorted(prompts, key=lambda pair: -len(pair[1]))[:MOST_READ]
+        check_prompts(self.policy, prompts, self.limit)
 
     def generate(self, round_number: int, names: Sequence[str]) -> Batch:
         """A round's completions. ``names``: who takes part, in order."""
@@ -111,8 +134,13 @@ class Tuner:
         scored = self.scorer.own(groups, self.name)
         if self.learner.refills and self.recipe.vertical:
             groups, scored = self._refilled(round_number, groups, scored)
+        rewards = [sample.reward for group in scored for sample in group.samples]
+        if self.learner.refills and self.recipe.vertical and any(map(select.informative, scored)):
+            pairs = [(g, s) for g, s in zip(groups, scored, strict=True) if select.informative(s)][: rollout.prompts]
+            groups, scored = [g for g, _ in pairs], [s for _, s in pairs]
         texts = [self.policy.coder.decode(one.ids) for group in groups for one in group.completions]
-        return Batch(groups, scored, texts, policy, time.process_time() - started)
+        mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+        return Batch(groups, scored, texts, mean, policy, time.process_time() - started)
 
     def _answer(self, round_number: int, work: Sequence[tuple[int, Sequence[int]]]) -> list[Group]:
         name = self.task.digest()
@@ -153,8 +181,7 @@ class Tuner:
             more = self._answer(round_number, [(number, range(rollout.samples)) for number in fresh])
             groups, scored = [*groups, *more], [*scored, *self.scorer.own(more, self.name)]
             seen |= {group.prompt.index for group in more}
-        pairs = [(g, s) for g, s in zip(groups, scored, strict=True) if select.informative(s)][: rollout.prompts]
-        return ([g for g, _ in pairs], [s for _, s in pairs]) if pairs else (groups, scored)
+        return groups, scored
 
     def account(self, round_number: int, batch: Batch) -> Generated:
         """The facts for the receipt of a round's completions."""
@@ -195,12 +222,11 @@ class Tuner:
         parents = tuple(name for name, groups in heard if any(map(self._among(chosen), groups)))
         facts = self.learner.update(chosen)
         self.version += facts.moved
-        rewards = [sample.reward for group in batch.scored for sample in group.samples]
         updated = Updated(
             round=round_number,
             policy=self.policy.weights_hash(),
             version=self.version,
-            reward=math.fsum(rewards) / len(rewards) if rewards else 0.0,
+            reward=batch.reward,
             learned=facts.numbers,
             counts={**counts, **facts.counts},
             rejected=dict(rejected),

@@ -65,6 +65,8 @@ class Objective(Section, frozen=True, kw_only=True):
         yield "dual_clip", self.dual_clip == 0 or 1 < self.dual_clip < math.inf, "0 (off), or a finite number above 1"
         yield "kl_beta", 0 <= self.kl_beta < math.inf, "a finite number from 0"
         yield "max_length", self.max_length >= 1, "at least 1"
+        long = self.overlong != "soft" or self.max_length > 1
+        yield "overlong", long, "none or mask where completions have one token (rollout.max_new_tokens)"
         room = 0 < self.overlong_buffer < self.max_length or self.overlong != "soft"
         yield "overlong_buffer", room, f"above 0 and below max_length ({self.max_length})"
 

@@ -6,6 +6,7 @@ import pytest
 from test_tune_kit import recipe, run
 
 from talkoot.core.errors import TalkootError
+from talkoot.run.records import Warned
 from talkoot.tune import tuner
 from talkoot.tune.records import Generated
 
@@ -143,3 +144,19 @@ def test_a_reward_is_the_mean_of_all_that_was_answered_whatever_dynamic_sampling
     assert first[0].counts["own_groups"] == 3
     assert first[1].counts["own_groups"] < 3
     assert first[0].reward == first[1].reward
+
+
+def test_a_horizontal_peer_that_is_started_again_is_said_to_have_other_weights():
+    fault = {"peer": "birch", "step": 1, "phase": "generate"}
+    alike = {"peers": ALIKE, "exchange": {"split": "horizontal"}, "correction": {"rule": "none"}}
+    done = run(recipe(**alike, faults=[fault], tune={"rounds": 8}))
+    assert len(set(done.hashes.values())) == 2
+    (warned,) = done.facts("run.warning", Warned)
+    assert "birch has missed rounds" in warned.text
+
+
+def test_what_is_perhaps_not_meant_is_a_warning_of_the_run():
+    done = run(recipe(peers=[{"name": "alder"}, {"name": "birch", "from_round": 4}]))
+    assert [one.text for one in done.facts("run.warning", Warned)] == [
+        "birch never comes: its from_round is 4, and the run has 4 rounds"
+    ]

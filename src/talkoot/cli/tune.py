@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from talkoot.cli.output import print_json, print_table, say
+from talkoot.cli.status_tune import rounds_of
 from talkoot.core.errors import Exit
 from talkoot.core.fold import Entry, State
 from talkoot.recipes.unlike import unlike
@@ -40,7 +41,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
             [
                 (
                     peer,
-                    account["updates"],
+                    rounds_of(account),
                     f"{account['rewards'] / max(1, account['updates']):.3f}",
                     f"{account['generated']:,}",
                     f"{account['trained']:,}",
@@ -49,7 +50,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
                 )
                 for peer, account in result.peers.items()
             ],
-            ("peer", "rounds done", "mean reward", "generated", "trained", "alone", "latest scores (greedy)"),
+            ("peer", "rounds", "mean reward", "generated", "trained", "alone", "latest scores (greedy)"),
         )
         again = "" if result.finished else "the same command resumes   or   "
         say(f"next: {again}talkoot report {folder}   or   talkoot export {folder} MODEL_FOLDER --peer NAME")

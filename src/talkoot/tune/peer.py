@@ -61,8 +61,8 @@ class TunePeer:
         self.tuner = await world.compute(lambda: Tuner.open(recipe, world.name, warm=fresh), 0.0)
         size = self.tuner.size
         if begin.blob:
-            blob = world.blobs.get(begin.blob)
-            self.round = self._stored = await world.compute(lambda: self.tuner.load(blob, begin.blob), 2.0 * size)
+            state = world.blobs.get(begin.blob)
+            self.round = self._stored = await world.compute(lambda: self.tuner.load(state, begin.blob), 2.0 * size)
         drift = await world.compute(self.tuner.self_check, 4.0 * size * self.tuner.limit)
         self.inbox = Inbox(world.run, self._limits())
         facts = Ready(self.tuner.tokenizer, size, self.tuner.trainable, drift)

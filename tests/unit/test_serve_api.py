@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -140,13 +141,13 @@ def test_a_bad_body_is_refused_with_the_keys_name(pair, change, param):
 
 def test_what_is_no_request_is_refused_in_the_same_shape(pair):
     async def story(client):
-        json = {"content-type": "application/json"}
+        typed = {"content-type": "application/json"}
         tries = [
-            (await client.post(CHAT, content=b"{", headers=json), 400),
-            (await client.post(CHAT, content=b"\xff", headers=json), 400),
-            (await client.post(CHAT, content=b"{}", headers=json), 400),
-            (await client.post(CHAT, content=b"[" * 200_000, headers=json), 400),
-            (await client.post(CHAT, content=b" " * (1 << 20) + b"{}", headers=json), 413),
+            (await client.post(CHAT, content=b"{", headers=typed), 400),
+            (await client.post(CHAT, content=b"\xff", headers=typed), 400),
+            (await client.post(CHAT, content=b"{}", headers=typed), 400),
+            (await client.post(CHAT, content=b"[" * 200_000, headers=typed), 400),
+            (await client.post(CHAT, content=b" " * (1 << 20) + b"{}", headers=typed), 413),
             (await client.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}), 415),
             (await client.get(CHAT), 405),
             (await client.get("/v1/nothing"), 404),
@@ -160,6 +161,32 @@ def test_what_is_no_request_is_refused_in_the_same_shape(pair):
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert tries[8][0].json()["error"]["code"] == "model_not_found"
         assert tries[9][0].json()["error"]["code"] == "context_length_exceeded"
+
+    visit(pair, story)
+
+
+def test_odd_but_lawful_wishes_are_served(pair):
+    async def story(client):
+        for change in (
+            {"seed": 2**70},
+            {"seed": -1},
+            {"max_tokens": 10**30},
+            {"temperature": 1e-30},
+            {"top_p": 1e-30},
+            {"user": "\0" * 99, "metadata": {"a": "b"}, "store": True, "max_completion_tokens": 3},
+            {"messages": [{"role": "tool", "content": None}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\0"}]}
+                ]
+            },
+        ):
+            answer = await client.post(CHAT, json=chat("x", "cat", **{"max_tokens": 2} | change))
+            assert answer.status_code == 200, (change, answer.text)
+        for model in ("cat", "auto"):
+            torn = json.dumps(chat("\ud800", model)).encode()
+            answer = await client.post(CHAT, content=torn, headers={"content-type": "application/json"})
+            assert answer.status_code == 400, answer.text
 
     visit(pair, story)
 

@@ -178,6 +178,18 @@ def test_what_is_not_served_any_more_goes_when_its_last_user_leaves():
     play(story)
 
 
+def test_a_request_from_before_a_change_leaves_nothing_behind():
+    async def story(pool, yard):
+        pool.retire([source("b")])
+        async with pool.use(source("a")):
+            pass
+        await breathe()
+        assert yard.living["a"].closed
+        assert pool.slots == []
+
+    play(story)
+
+
 def test_whoever_waits_may_leave_and_the_load_goes_on():
     async def story(pool, yard):
         async def visit():

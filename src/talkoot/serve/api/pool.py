@@ -73,6 +73,7 @@ class Pool:
         self._slots: dict[Source, Slot] = {}
         self._waiting: list[asyncio.Future[None]] = []  # for somebody to leave
         self._chores: set[asyncio.Task[None]] = set()
+        self._kept: Collection[Source] | None = None
         self._closed = False
 
     @property
@@ -94,6 +95,9 @@ class Pool:
             TalkootError: it cannot be loaded, or never fits into memory.
         """
         slot = self._slots.setdefault(source, Slot(source))
+        slot.retired = (
+            self._kept is not None and source not in self._kept
+        )  # asked for before it was, and only now begun
         slot.users += 1
         try:
             yield slot, await self._ready(slot)
@@ -180,6 +184,7 @@ class Pool:
 
     def retire(self, kept: Collection[Source]) -> None:
         """Only these are served from now on; others go once nobody uses them."""
+        self._kept = kept
         for slot in self.slots:
             slot.retired = slot.source not in kept
             self._left(slot)

@@ -118,12 +118,15 @@ def test_equal_rewards_are_a_named_skip_and_no_silent_zero_loss():
     done = run(
         recipe(task="addition:1", model={"tokenizer": "characters"}, rollout={"max_new_tokens": 4}, tune={"rounds": 8})
     )
-    assert all(update.reason == "nothing to learn from" for update in done.updates("alder"))
+    assert all(update.reason == "nothing to learn from: equal rewards" for update in done.updates("alder"))
     assert all("loss" not in update.learned for update in done.updates("alder"))
     assert done.updates("alder")[-1].version == 0
     warnings = [warned.text for warned in done.facts("run.warning", Warned)]
     assert len(warnings) == 2
-    assert all("has learned nothing for 5 rounds: nothing to learn from (reward 0.00" in text for text in warnings)
+    assert all(
+        "has learned nothing for 5 rounds: nothing to learn from: equal rewards (reward 0.00" in text
+        for text in warnings
+    )
 
 
 def test_a_report_of_somebody_elses_round_gets_a_peer_expelled(monkeypatch):

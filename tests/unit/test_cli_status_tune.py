@@ -10,6 +10,7 @@ from fixture_run import eventful as trained
 from tune_tale import TuneTale, eventful, score
 
 from talkoot.cli.status import replay, status
+from talkoot.cli.status_tune import rounds_of
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.log import Log
 
@@ -117,3 +118,8 @@ def test_a_training_run_s_log_is_checked_as_such(tmp_path: Path, capsys: pytest.
     with pytest.raises(SystemExit):  # this made-up run cites no work
         status(tmp_path, as_json=True, check=True)
     assert any("were not counted exactly once" in text for text in json.loads(capsys.readouterr().out)["findings"])
+
+
+def test_a_peer_that_came_late_is_not_said_to_have_done_all_rounds():
+    assert rounds_of({"rounds": 30, "updates": 30}) == "30"
+    assert rounds_of({"rounds": 30, "updates": 1}) == "30 (did 1)"

@@ -97,7 +97,7 @@ def test_a_number_outside_its_limits_is_refused_with_its_key_and_value(section, 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
 def test_a_seed_that_no_receipt_could_carry_is_refused(seed):
-    assert refused({"seed": seed}).where == "seed"
+    assert refused({"seed": seed}).where.endswith("key seed")
 
 
 @pytest.mark.parametrize(
@@ -209,3 +209,11 @@ def test_a_cut_that_is_not_the_models_is_refused():
     for bad in ({"stages": 2, "cut": [1]}, {"stages": 2, "cut": [0, 4]}):
         with pytest.raises(TalkootError, match=r"swarm\.cut"):
             build_recipe({"swarm": bad}, "here")
+
+
+@pytest.mark.parametrize("value", [99999999999999999999999, 2**40])
+@pytest.mark.parametrize("path", ["train.steps", "swarm.stages", "swarm.threads", "mixing.fragments", "train.warmup"])
+def test_an_integer_that_nobody_could_mean_is_refused_by_its_key(path: str, value: int):
+    with pytest.raises(TalkootError) as refused:
+        load_recipe(None, (f"{path}={value}",))
+    assert refused.value.where.endswith(path)

@@ -236,8 +236,25 @@ def test_strangers_and_other_rounds_are_counted():
     box = inbox()
     box.put(message(), 3, 0, set())
     box.put(message(2), 3, 0, {KEY.peer})
-    box.put(message(30), 3, 0, {KEY.peer})
-    assert box.rejected == {"of a stranger": 1, "of another round": 2}
+    assert box.rejected == {"of a stranger": 1, "of another round": 1}
+    assert box.heard_of(KEY.peer, 2)
+
+
+def test_who_runs_far_ahead_is_neither_followed_nor_blamed():
+    box = inbox()
+    box.put(message(30), 3, 2, {KEY.peer})
+    assert not box.rejected
+    assert box.take(3, 2) == []
+    assert not box.heard_of(KEY.peer, 3)
+    assert box.missing(3, [KEY.peer]) == []
+
+
+def test_whose_newer_record_was_used_is_not_absent_in_the_rounds_before_it():
+    box = inbox()
+    for number in (3, 5):
+        box.put(message(number), 3, 2, {KEY.peer})
+    assert [record.facts.round for record in box.take(3, 2)] == [5]
+    assert [box.heard_of(KEY.peer, number) for number in (4, 5, 6)] == [True, True, False]
 
 
 def test_a_record_that_is_no_record_is_counted():

@@ -88,7 +88,9 @@ def tune(
     sim: Annotated[bool, typer.Option("--sim", help="Run in virtual time, in this process.")] = False,
     critic: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--critic", help="Learn from feedback instead of rewards alone: reference, arithmetic, openai."),
+        typer.Option(
+            "--critic", help="Learn from feedback instead of rewards alone: reference, arithmetic, outcome, openai."
+        ),
     ] = None,
     out: Annotated[Optional[Path], typer.Option(help="The run's folder; runs/NAME by default.")] = None,  # noqa: UP045
     json: Json = False,

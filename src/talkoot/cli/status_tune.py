@@ -95,12 +95,17 @@ def _spread(values: Mapping[str, float | None], form: Any, what: str) -> str:
     return f"{form(values['mean'])} on average, {form(values['low'])} to {form(values['high'])} ({what})"
 
 
+def rounds_of(peer: Mapping[str, Any]) -> str:
+    """How far a peer is, and how many rounds it did itself, where it left some out."""
+    return str(peer["rounds"]) + (f" (did {peer['updates']})" if peer["updates"] != peer["rounds"] else "")
+
+
 def _peers(peers: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[Any, ...]]:
     for name, peer in peers.items():
         yield (
             name,
             "yes" if peer["present"] else "no",
-            peer["rounds"],
+            rounds_of(peer),
             "-" if peer["reward"] is None else decimals(peer["reward"], 3),
             decimals(peer["rewards"] / peer["updates"], 3) if peer["updates"] else "-",
             count(peer["generated"]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from talkoot.cli.output import print_json, print_table, say
+from talkoot.cli.status_tune import rounds_of
 from talkoot.core.errors import Exit
 from talkoot.core.fold import Entry, State
 from talkoot.recipes.unlike import unlike
@@ -40,7 +41,7 @@ def run(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | No
             [
                 (
                     peer,
-                    account["rounds"],
+                    rounds_of(account),
                     f"{account['rewards'] / max(1, account['updates']):.3f}",
                     f"{account['generated']:,}",
                     f"{account['trained']:,}",
@@ -89,7 +90,8 @@ class TuneProgress:
                 if viewed.number == 1:
                     self._started, self._first = time.monotonic(), state["tune"].round
                     names = [name for name, _ in viewed.places]
-                    say(f"round {self._first}: {', '.join(names)}" + (" alone" if len(names) == 1 else ""))
+                    if names:  # nobody was ready when the run was stopped
+                        say(f"round {self._first}: {', '.join(names)}" + (" alone" if len(names) == 1 else ""))
             case "peer.join" if state["tune"].view:
                 say(f"round {receipt.step}: {receipt.read(Joined).name} is here")
             case "peer.lost":
@@ -109,8 +111,9 @@ class TuneProgress:
             return
         self._shown, self._printed = done, now
         left = (now - self._started) / max(1, done - self._first) * (self._rounds - done)
+        ahead = f"   ETA {left:.0f} s" if done > self._first else ""
         parts = [_words(peer, latest) for peer, latest in sorted(self._latest.items())]
-        say(f"round {done}/{self._rounds}  {'   '.join(parts)}   ETA {left:.0f} s")
+        say(f"round {done}/{self._rounds}  {'   '.join(parts)}{ahead}")
 
 
 def _words(name: str, facts: Updated) -> str:

@@ -68,7 +68,7 @@ class Log:
                 "there is no run log",
                 where=str(path),
                 why="the file does not exist",
-                next="name the folder of a run that `talkoot train` or `talkoot demo` made",
+                next="name a run's folder, such as `talkoot train`, `talkoot tune` and `talkoot demo` make below runs/",
             )
         try:
             self._database = sqlite3.connect(

@@ -34,7 +34,7 @@ def read_plain(path: Path, what: str) -> dict[str, Any]:
         tree = json.loads(text) if form == "JSON" else tomllib.loads(text)
     except OSError as problem:
         raise _bad(what, str(path), problem.strerror or str(problem), "name a file that exists") from problem
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # broken, no text, or a number of thousands of digits
         raise _bad(what, str(path), f"it is not {form}: {problem}", "correct the line it names") from problem
     if not isinstance(tree, dict):
         raise _bad(what, str(path), "its top level is no table of keys and values", "begin the file with {")
@@ -63,7 +63,7 @@ def _override(tree: dict[str, Any], text: str, what: str) -> None:
         raise _bad(what, f"--set {text}", "it is not of the form section.key=value", "write --set train.steps=500")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or a number of thousands of digits
         parsed = value
     *sections, leaf = key.strip().split(".")
     for section in sections:
@@ -78,9 +78,10 @@ def build(tree: dict[str, Any], kind: type[T], *, what: str, where: str) -> T:
     """``tree`` as a struct of type ``kind``.
 
     Raises:
-        TalkootError: an unknown key (with the nearest name that exists), a value of a wrong type, or what the struct's
-            own checks refuse.
+        TalkootError: an unknown key (with the nearest name that exists), a value of a wrong type, an integer of more
+            than 64 bits, or what the struct's own checks refuse.
     """
+    _refuse_huge(tree, "", what, where)
     _refuse_unknown(tree, kind, "", what, where)
     try:
         return msgspec.convert(tree, kind)
@@ -89,6 +90,18 @@ def build(tree: dict[str, Any], kind: type[T], *, what: str, where: str) -> T:
             raise problem.__cause__ from None
         text, _, key = str(problem).partition(" - at `$.")
         raise _bad(what, f"{where}, key {key.rstrip('`') or '(top level)'}", text, CORRECT) from problem
+
+
+def _refuse_huge(tree: Any, key: str, what: str, where: str) -> None:
+    """Nothing could send or store an integer of more than 64 bits."""
+    if isinstance(tree, int) and not -(2**63) <= tree < 2**63:
+        raise _bad(what, f"{where}, key {key}", f"it is {tree}, it must be an integer of 64 bits", CORRECT)
+    if isinstance(tree, dict):
+        for name, value in cast("dict[str, Any]", tree).items():
+            _refuse_huge(value, f"{key}.{name}" if key else name, what, where)
+    elif isinstance(tree, list):
+        for index, value in enumerate(cast("list[Any]", tree)):
+            _refuse_huge(value, f"{key}[{index}]", what, where)
 
 
 def _refuse_unknown(tree: Any, kind: Any, prefix: str, what: str, where: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_overridden
 from talkoot.plan.steps import Route
+from talkoot.run.section import LIMIT
 from talkoot.train.sections import (
     Data,
     Joiner,
@@ -26,6 +27,8 @@ from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
+# What a schedule, or a list of names, is made of before anything else could object.
+MOST = {"swarm.stages": 4096, "swarm.replicas": 4096, "swarm.threads": 1024, "train.microbatches": 2**16}
 
 
 class Recipe(Section, frozen=True, kw_only=True):
@@ -57,8 +60,8 @@ class Recipe(Section, frozen=True, kw_only=True):
             "train.keep_checkpoints": train.keep_checkpoints,
         }
         for key, value in positive.items():
-            if value < 1:
-                raise _bad(key, f"it is {value}, it must be at least 1")
+            if not 1 <= value <= MOST.get(key, LIMIT):
+                raise _bad(key, f"it is {value}, it must be from 1 to {MOST.get(key, LIMIT)}")
         for key, value, fits, rule in _ranges(self):
             if not fits:  # NaN fits nowhere
                 raise _bad(key, f"it is {value}, it must be {rule}")

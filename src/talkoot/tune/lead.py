@@ -88,6 +88,8 @@ class TuneLead:
             TalkootError: it cannot go on.
         """
         self._open()
+        for text in self.recipe.doubts():
+            self.record("run.warning", Warned(text=text))
         self.company.expect(self._faults())
         self._launch_due()
         while not self._done:
@@ -258,6 +260,9 @@ class TuneLead:
         member.ready = ready
         if self._begun:  # the others have gone on; they wait for it from the round after the next one on
             member.since = max(self._rounds(member.name), min(self.tuned.furthest + 2, self.until - 1))
+            if not self.recipe.vertical:
+                text = f"{member.name} has missed rounds: from here on its weights are not those of the others"
+                self.record("run.warning", Warned(text=text), member.since)
             await self._publish()
         else:
             await self._begin()

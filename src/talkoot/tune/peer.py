@@ -59,13 +59,12 @@ class TunePeer:
         begin = (await say_hello(world, self.lead, ("begin", "stop"), HELLO_AGAIN_S)).read(Begin)
         fresh = not begin.blob  # what was stored is beyond its warm start
         self.tuner = await world.compute(lambda: Tuner.open(recipe, world.name, warm=fresh), 0.0)
-        size, rollout = self.tuner.size, recipe.rollout_of(world.name)
+        size = self.tuner.size
         if begin.blob:
-            blob = world.blobs.get(begin.blob)
-            self.round = self._stored = await world.compute(lambda: self.tuner.load(blob, begin.blob), 2.0 * size)
-        drift = await world.compute(self.tuner.self_check, 4.0 * size * rollout.max_new_tokens)
-        most = max(recipe.rollout_of(name).prompts * (1 + recipe.exchange.refills) for name in recipe.names)
-        self.inbox = Inbox(world.run, Limits(most, recipe.rollout.samples, self.tuner.limit))
+            state = world.blobs.get(begin.blob)
+            self.round = self._stored = await world.compute(lambda: self.tuner.load(state, begin.blob), 2.0 * size)
+        drift = await world.compute(self.tuner.self_check, 4.0 * size * self.tuner.limit)
+        self.inbox = Inbox(world.run, self._limits())
         facts = Ready(self.tuner.tokenizer, size, self.tuner.trainable, drift)
         await world.send(self.lead, "ready", facts)
         while not self._here:
@@ -77,6 +76,16 @@ class TunePeer:
         await world.send(self.lead, "ended", Ended(self.round, blob), step=self.round)
         while True:  # others may still want its completions, which the world sends; the lead says when all is done
             await self._hear()
+
+    def _limits(self) -> Limits:
+        """The most that any peer of the recipe may send."""
+        recipe, task = self.recipe, self.tuner.task
+        rollouts = [recipe.rollout_of(name) for name in recipe.names]
+        return Limits(
+            groups=max(rollout.prompts for rollout in rollouts) * (1 + recipe.exchange.refills),
+            samples=max(rollout.samples for rollout in rollouts),
+            tokens=max(recipe.limit_of(name, task) for name in recipe.names),
+        )
 
     @property
     def _here(self) -> bool:
@@ -92,9 +101,7 @@ class TunePeer:
         started = world.now()
         names = [place.name for place in self.places]
         rollout = self.recipe.rollout_of(world.name)
-        tokens = (
-            rollout.prompts * rollout.samples * rollout.max_new_tokens / (1 if self.recipe.vertical else len(names))
-        )
+        tokens = rollout.prompts * rollout.samples * self.tuner.limit / (1 if self.recipe.vertical else len(names))
         batch = await world.compute(lambda: self.tuner.generate(number, names), 2.0 * size * tokens)
         facts = self.tuner.account(number, batch)
         await world.reached(number, "publish")
@@ -107,6 +114,7 @@ class TunePeer:
         records = self.inbox.take(number, self.recipe.exchange.max_lag)
         owners = {place.peer: place.name for place in self.view.places}
         absent = self._names.keys() - {PeerId(record.peer) for record in records}
+        absent = {peer for peer in absent if not self.inbox.heard_of(peer, number)}
         rejected = self._rejected()
         await world.reached(number, "update")
         learn = lambda: self.tuner.learn(number, batch, [(owners.get(r.peer, ""), r) for r in records], rejected)  # noqa: E731

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,21 +15,18 @@ from talkoot.core.codec import decode, encode
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.plain import CORRECT, build, read_overridden
 from talkoot.run.section import Section, peer_names
-from talkoot.tune.assign import Split
-from talkoot.tune.completion import Sampling
 from talkoot.tune.corrections.rule import Correction
 from talkoot.tune.distil.critics.critic import CriticSettings
 from talkoot.tune.distil.settings import Distillation
 from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.objective.switches import Objective, make_objective
 from talkoot.tune.policies.spec import ModelSpec
-from talkoot.tune.tasks.task import Demonstrates, Task, demonstrations
+from talkoot.tune.sections import DEFAULT_TOKENS, MOST_PEERS, Exchange, Peer, Rollout, Tune, Warm
+from talkoot.tune.tasks.task import Task
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
-MOST_DEMONSTRATIONS = 32768
-MOST_PEERS = 256
 # What may differ when a run is resumed.
 FREE = (
     "name",
@@ -47,128 +43,8 @@ FREE = (
     "exchange.wait_s",
     "critic",
 )
+_TURN = 'set exchange.split = "vertical", or correct this value'
 PHASES = ("generate", "publish", "gather", "update", "report", "idle")
-
-
-class Tune(Section, frozen=True, kw_only=True):
-    """The run.
-
-    Attributes:
-        rounds: each is one generation and one update.
-        evaluate_every, evaluate_items, evaluate_samples: scores on held-out and shifted problems every so many rounds
-            (0 = never) and at the end; so many problems; samples of each beside the greedy answer.
-        checkpoint_every: a peer stores its state every so many rounds (0 = only at the end).
-        patience_s: seconds without any report after which the run gives up.
-        respawn: start lost peers again.
-        threads: compute threads per peer.
-        host: address that peers listen on.
-        emulate: hold the real links back to those of ``network``.
-        tolerance: how far generator and trainer may disagree about a token's log-probability, in nats, at the start.
-    """
-
-    rounds: int = 30
-    evaluate_every: int = 10
-    evaluate_items: int = 128
-    evaluate_samples: int = 4
-    checkpoint_every: int = 10
-    patience_s: float = 600.0
-    respawn: bool = True
-    threads: int = 1
-    host: str = "127.0.0.1"
-    emulate: bool = False
-    tolerance: float = 0.05
-
-
-class Rollout(Section, frozen=True, kw_only=True):
-    """How completions are made in a round.
-
-    Attributes:
-        prompts: groups per peer (``vertical``) or of all together (``horizontal``).
-        samples: completions per group.
-        max_new_tokens: 0 = what the task says.
-        temperature, top_k, top_p: see :class:`~talkoot.tune.completion.Sampling`.
-    """
-
-    prompts: int = 16
-    samples: int = 12
-    max_new_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def sampling(self, max_new_tokens: int) -> Sampling:
-        """The same for the generator; ``max_new_tokens`` stands in where none is set."""
-        return Sampling(
-            max_new_tokens=self.max_new_tokens or max_new_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-        )
-
-
-class Exchange(Section, frozen=True, kw_only=True):
-    """What peers learn from each other.
-
-    Attributes:
-        split: ``vertical``: every peer answers prompts of its own choice; ``horizontal``: all answer the same ones and
-            share their samples (for peers with the same model: then it is data parallelism without gradients).
-        own, external: groups that an update uses, of one's own and of others; -1 = all (SAPO's mix, arXiv 2509.08721).
-        wait_s: seconds to wait for the others' completions of the same round; 0 = never: take what has come.
-        max_lag: rounds that others' completions may be away from one's own.
-        refills: with ``objective.dynamic_sampling``, how often a round is filled up with further prompts.
-    """
-
-    split: Split = "vertical"
-    own: int = -1
-    external: int = -1
-    wait_s: float = 120.0
-    max_lag: int = 0
-    refills: int = 2
-
-
-class Warm(Section, frozen=True, kw_only=True):
-    """Supervised steps on the task's demonstrations before the first round, for models that start from nothing.
-
-    Attributes:
-        steps: 0 = none.
-        batch, learning_rate: sequences per step, and Adam's rate.
-        habits: how the demonstrations are flawed, as the task has it (``[warm.habits]``); empty = the task's own way.
-    """
-
-    steps: int = 0
-    batch: int = 128
-    learning_rate: float = 2e-3
-    habits: dict[str, Any] = msgspec.field(default_factory=dict)
-
-    def texts(self, task: Task, seed: int) -> Iterable[tuple[str, str]]:
-        """Prompts and completions to learn from.
-
-        Raises:
-            TalkootError: the task has no worked solutions.
-        """
-        if isinstance(task, Demonstrates):
-            return islice(task.demonstrate(seed, self.habits), min(self.steps * self.batch, MOST_DEMONSTRATIONS))
-        return islice(demonstrations(task), min(task.size("train"), MOST_DEMONSTRATIONS))
-
-
-class Peer(Section, frozen=True, kw_only=True):
-    """One peer, and what is different with it.
-
-    Attributes:
-        name: empty = a tree's.
-        speed: of its processor in a rehearsal, 1 = unhindered.
-        count: so many peers like this one; their names are numbered.
-        from_round: it comes when somebody has done so many rounds.
-        model, warm, rollout: its own keys of those sections.
-    """
-
-    name: str = ""
-    speed: float = 1.0
-    count: int = 1
-    from_round: int = 0
-    model: dict[str, Any] = msgspec.field(default_factory=dict)
-    warm: dict[str, Any] = msgspec.field(default_factory=dict)
-    rollout: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
@@ -196,8 +72,6 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         for key, value, fits, rule in self._ranges():
             if not fits:
                 raise _bad(key, f"it is {value}, it must be {rule}")
-        if len(set(self.names)) != len(self.names):
-            raise _bad("peers", f"two of {', '.join(self.names)} have the same name")
         for index, fault in enumerate(self.faults):
             for name in fault.victims:
                 if name not in self.names:
@@ -208,59 +82,29 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
                 )
 
     def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
-        tune, rollout, exchange = self.tune, self.rollout, self.exchange
+        """What no section knows by itself: key, value, whether it fits, and what must hold."""
         yield "seed", self.seed, -(2**63) <= self.seed < 2**63, "a 64-bit integer"
-        for name in ("rounds", "threads", "evaluate_samples"):
-            yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 1, "at least 1"
-        for name in ("evaluate_every", "checkpoint_every"):
-            yield f"tune.{name}", getattr(tune, name), getattr(tune, name) >= 0, "at least 0"
-        yield "tune.evaluate_items", tune.evaluate_items, tune.evaluate_items >= 1, "at least 1"
-        yield "tune.tolerance", tune.tolerance, 0 < tune.tolerance < math.inf, "above 0"
-        yield "tune.patience_s", tune.patience_s, 0 < tune.patience_s < math.inf, "above 0"
-        yield "rollout.prompts", rollout.prompts, rollout.prompts >= 1, "at least 1"
-        least = 1 if self.critic.kind != "none" else 2
-        why = f"at least {least}" + (": a group of one has nothing to compare" if least > 1 else "")
-        yield "rollout.samples", rollout.samples, rollout.samples >= least, why
-        for name in ("own", "external"):
-            yield (
-                f"exchange.{name}",
-                getattr(exchange, name),
-                getattr(exchange, name) >= -1,
-                "at least 0, or -1 for all",
-            )
-        yield "exchange.wait_s", exchange.wait_s, 0 <= exchange.wait_s < math.inf, "at least 0"
-        yield "exchange.max_lag", exchange.max_lag, exchange.max_lag >= 0, "at least 0"
-        yield "exchange.refills", exchange.refills, exchange.refills >= 0, "at least 0"
-        yield "warm.steps", self.warm.steps, self.warm.steps >= 0, "at least 0"
+        count = sum(peer.count for peer in self.peers)  # before anybody gets a name
+        yield "peers", count, 1 <= count <= MOST_PEERS, f"1 to {MOST_PEERS} peers"
         early = any(peer.from_round == 0 for peer in self.peers)
-        yield (
-            "peers",
-            [peer.from_round for peer in self.peers],
-            early,
-            "at least one peer that is there from round 0 on",
-        )
-        yield "peers", len(self.names), 1 <= len(self.names) <= MOST_PEERS, f"1 to {MOST_PEERS} peers"
+        rounds = [peer.from_round for peer in self.peers]
+        yield "peers", rounds, early, "at least one peer that is there from round 0 on"
         for name in self.names:
-            plain = (
-                name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\") and name != "lead"
-            )
-            yield "peers.name", repr(name), plain, 'without blanks and slashes, and "lead" is taken'
-        for index, peer in enumerate(self.peers):
-            yield f"peers[{index}].speed", peer.speed, 0 < peer.speed <= 1, "in (0, 1], 1 = unhindered"
-            yield f"peers[{index}].from_round", peer.from_round, peer.from_round >= 0, "at least 0"
-            yield f"peers[{index}].count", peer.count, peer.count >= 1, "at least 1"
+            plain = name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\")
+            fits = plain and name != "lead" and name.strip(".")
+            yield "peers.name", repr(name), bool(fits), 'without blanks and slashes, not only dots; "lead" is taken'
+        how = "left alone: completions are compared at rollout.temperature"
+        yield "update.temperature", self.update.temperature, self.update.temperature == 1.0, how
 
     @cached_property
     def _by_name(self) -> dict[str, Peer]:
-        spare = iter(peer_names(sum(peer.count for peer in self.peers)))
-        found: dict[str, Peer] = {}
-        for peer in self.peers:
-            for number in range(peer.count):
-                name = (peer.name + (str(number + 1) if peer.count > 1 else "")) or next(spare)
-                if name in found:
-                    raise _bad("peers", f"two peers are called {name!r}")
-                found[name] = peer
-        return found
+        given = [_numbered(peer, number) for peer in self.peers for number in range(peer.count)]
+        spare = (name for name in peer_names(2 * len(given)) if name not in given)
+        names = [name or next(spare) for name in given]
+        for name in names:
+            if names.count(name) > 1:
+                raise _bad("peers", f"two peers are called {name!r}")
+        return dict(zip(names, (peer for peer in self.peers for _ in range(peer.count)), strict=True))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -278,15 +122,15 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
 
     def model_of(self, name: str) -> ModelSpec:
         """A peer's model: its own keys on top of ``[model]``."""
-        return _merged(self.model, self.peer(name).model, f"peer {name}, key model")
+        return _merged(self.model, self.peer(name).model, name, "model")
 
     def warm_of(self, name: str) -> Warm:
         """A peer's warm start."""
-        return _merged(self.warm, self.peer(name).warm, f"peer {name}, key warm")
+        return _merged(self.warm, self.peer(name).warm, name, "warm")
 
     def rollout_of(self, name: str) -> Rollout:
         """A peer's way to make completions."""
-        return _merged(self.rollout, self.peer(name).rollout, f"peer {name}, key rollout")
+        return _merged(self.rollout, self.peer(name).rollout, name, "rollout")
 
     def made_objective(self, limit: int) -> Objective:
         """What is maximised: the named algorithm with the switches of ``[objective]``; completions have at most
@@ -297,30 +141,95 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         """The recipe as the log keeps it."""
         return decode(encode(self), dict[str, Any])
 
+    def limit_of(self, name: str, task: Task) -> int:
+        """Tokens of a peer's completions at most."""
+        return self.rollout_of(name).sampling(task.max_new_tokens or DEFAULT_TOKENS).max_new_tokens
+
     def check(self) -> None:
-        """Look up everything that is named by a name.
+        """Look up everything that is named by a name, and refuse what could never work.
 
         Raises:
-            TalkootError: there is no such thing; the nearest name is given.
+            TalkootError: there is no such thing (the nearest name is given), or parts do not fit together.
         """
         from talkoot.tune.distil.critics import critics
+        from talkoot.tune.policies.open import policy_backends
         from talkoot.tune.tasks import open_task
 
         task = open_task(self.task, self.seed)
+        if not task.size("train"):
+            raise _bad("task", f"{self.task} has no problem to train on", "add problems that are not of another split")
         _ = critics[self.critic.kind]
+        least = 1 if self.critic.kind != "none" else 2
         for name in self.names:
-            self.model_of(name)
+            model, rollout = self.model_of(name), self.rollout_of(name)
+            with _blaming(name if self.peer(name).model else ""):
+                _ = policy_backends[model.backend]
+                model.check()
             self.warm_of(name)
-            own = self.rollout_of(name)
-            self.made_objective(own.sampling(task.max_new_tokens or 64).max_new_tokens)
-            if own.samples != self.rollout.samples and not self.vertical:
-                raise _bad(f"peers.{name}.rollout.samples", "in a horizontal exchange all groups have the same size")
+            self.made_objective(self.limit_of(name, task))
+            if rollout.samples < least:
+                why = f"it is {rollout.samples}, it must be at least 2: one has nothing to be compared with"
+                with _blaming(name if self.peer(name).rollout else ""):
+                    raise _bad("rollout.samples", why)
+        if not self.vertical:
+            self._check_horizontal()
+
+    def _check_horizontal(self) -> None:
+        """Everybody makes a share of each group, so all must be asked the same, in the same way, in the same round."""
+        count, exchange, common = len(self.names), self.exchange, self.rollout_of(self.names[0])
+        for name in self.names:
+            if self.peer(name).from_round:
+                raise _bad(f"peer {name}, key from_round", "who comes later lacks what the others have learned", _TURN)
+            for key in Rollout.__struct_fields__:
+                if getattr(self.rollout_of(name), key) != getattr(common, key):
+                    raise _bad(f"peer {name}, key rollout.{key}", "all share the samples of the same prompts", _TURN)
+        if common.samples < count:
+            raise _bad("rollout.samples", f"{common.samples} samples cannot be dealt out to {count} peers", _TURN)
+        for key in ("own", "external"):
+            if getattr(exchange, key) != -1:
+                raise _bad(f"exchange.{key}", "each group has samples of everybody, none is one's own", _TURN)
+        if exchange.max_lag:
+            raise _bad("exchange.max_lag", "completions of other rounds answer other prompts", _TURN)
+        if self.critic.kind != "none" and self.distillation.own_only:
+            why = f"{self.distillation.divergence} learns from one's own completions only"
+            raise _bad("distillation.divergence", why, "take reverse, or " + _TURN)
+
+    def doubts(self) -> Iterator[str]:
+        """What is allowed and perhaps not meant, in words."""
+        for name in self.names:
+            rollout = self.rollout_of(name)
+            if self.critic.kind == "none" and (rollout.temperature == 0 or rollout.top_k == 1):
+                how = "rollout.temperature is 0" if rollout.temperature == 0 else "rollout.top_k is 1"
+                yield f"{name}'s own completions of a prompt are all the same, and teach nothing: {how}"
+            if (number := self.peer(name).from_round) >= self.tune.rounds:
+                yield f"{name} never comes: its from_round is {number}, and the run has {self.tune.rounds} rounds"
+        alike = len({encode((self.model_of(name), self.warm_of(name))) for name in self.names}) == 1
+        corrected = self.critic.kind == "none" and self.correction.rule != "none"
+        if not self.vertical and (corrected or not alike):
+            what = "correction.rule is not none" if alike else "peers begin with other weights"
+            yield f"{what}: in this horizontal exchange weights do not stay equal"
 
 
-def _merged(base: Any, changes: dict[str, Any], where: str) -> Any:
-    if not changes:
-        return base
-    return build({**msgspec.to_builtins(base), **changes}, type(base), what=UNUSABLE, where=where)
+def _numbered(peer: Peer, number: int) -> str:
+    """Name of the ``number``-th of its kind; empty = a tree's."""
+    return f"{peer.name}{number + 1}" if peer.name and peer.count > 1 else peer.name
+
+
+def _merged(base: Any, changes: dict[str, Any], peer: str, key: str) -> Any:
+    with _blaming(peer if changes else ""):
+        where = f"peer {peer}, key {key}"
+        return build({**msgspec.to_builtins(base), **changes}, type(base), what=UNUSABLE, where=where)
+
+
+@contextmanager
+def _blaming(peer: str) -> Iterator[None]:
+    """Say whose own keys a section, which does not know whose it is, refuses; empty = everybody's."""
+    try:
+        yield
+    except TalkootError as problem:
+        if peer and not problem.where.startswith("peer "):
+            problem.where = f"peer {peer}, key {problem.where}"
+        raise
 
 
 def load_tune_recipe(

@@ -26,7 +26,7 @@ class Scorer:
     Args:
         task: whose prompts and rewards count.
         policy: the learner.
-        limit: tokens of a completion at most.
+        limit: tokens of a completion at most; somebody else may write longer ones, which are left out alone.
     """
 
     def __init__(self, task: Task, policy: Policy, limit: int) -> None:
@@ -73,20 +73,28 @@ class Scorer:
             item = self._task.item(group.prompt.index)
         except ValueError as problem:
             raise Refused("unknown prompt", str(problem)) from problem
+        try:
+            prompt = tuple(self._policy.prompt_ids(item.prompt))
+        except TalkootError as problem:
+            raise Refused("outside the vocabulary", problem.why) from problem
+        room = self._policy.max_positions - len(prompt)
         samples: list[Sample] = []
         for number, completion in enumerate(group.completions):
             try:
-                samples.append(self._sample(item, completion, None if texts is None else texts[number]))
+                samples.append(self._sample(item, completion, None if texts is None else texts[number], room))
             except Refused as problem:
                 if own:
                     raise
                 rejected[problem.reason] += 1
-        return ScoredGroup(tuple(self._policy.prompt_ids(item.prompt)), tuple(samples), name, own, group.prompt.index)
+        return ScoredGroup(prompt, tuple(samples), name, own, group.prompt.index)
 
-    def _sample(self, item: Item, completion: Completion, text: str | None) -> Sample:
-        coder, finished = self._policy.coder, completion.finish == "stop"
+    def _sample(self, item: Item, completion: Completion, text: str | None, room: int) -> Sample:
+        """``room``: positions that the learner's model has behind the prompt."""
+        coder, finished, length = self._policy.coder, completion.finish == "stop", len(completion.ids)
+        if text is None and length > min(self._limit, room):
+            raise Refused("too long", f"{length} tokens where {min(self._limit, room)} are allowed")
         try:
-            completion.check(coder.vocab_size if text is None else 2**31, self._limit)
+            completion.check(coder.vocab_size if text is None else 2**31, length)
         except ValueError as problem:
             raise Refused("not sane", str(problem)) from problem
         total = float(sum(completion.logp))
@@ -96,18 +104,18 @@ class Scorer:
                 raise Refused("not sane", "its end token is not where it ends")
             text = coder.decode(ids)
         else:
-            ids, logp = self._encoded(text, finished), None
+            ids, logp = self._encoded(text, finished, min(MAX_STRETCH * self._limit, room)), None
         reward = self._task.reward(item, text, finished)
         return Sample(ids, reward.value, completion.finish, logp, total)
 
-    def _encoded(self, text: str, finished: bool) -> tuple[int, ...]:
+    def _encoded(self, text: str, finished: bool, most: int) -> tuple[int, ...]:
         """A stranger's text in one's own tokens."""
         coder = self._policy.coder
         try:
             ids = [*coder.encode(text), *(coder.eos_ids[:1] if finished else ())]
         except TalkootError as problem:
             raise Refused("outside the vocabulary", problem.why) from problem
-        if not 1 <= len(ids) <= MAX_STRETCH * self._limit:
+        if not 1 <= len(ids) <= most:
             raise Refused("too long", f"{len(ids)} tokens in one's own tokenizer")
         return tuple(ids)
 

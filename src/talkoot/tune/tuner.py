@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,28 +20,30 @@ from talkoot.tune.learners import open_learner
 from talkoot.tune.objective.scored import ScoredGroup
 from talkoot.tune.policies.open import open_policy
 from talkoot.tune.policies.policy import Policy
-from talkoot.tune.policies.selfcheck import check_generator
+from talkoot.tune.policies.selfcheck import check_generator, check_prompts
 from talkoot.tune.recipe import TuneRecipe
 from talkoot.tune.records import Generated, Updated
 from talkoot.tune.scoring import Scorer, together
 from talkoot.tune.state import Counters, from_bytes, to_bytes
 from talkoot.tune.tasks import open_task
-from talkoot.tune.tasks.task import Task
+from talkoot.tune.tasks.task import Listed, Task
 from talkoot.tune.warm import warm_start
 from talkoot.tune.wire import Record, Refused
 
-DEFAULT_TOKENS = 64  # of a completion, where neither recipe nor task say
 CHECKED = 4, 2  # prompts and samples of the self-check
+MOST_READ = 20_000  # prompts of a file that are read before the first round: of more, the longest
 SPLITS = ("held_out", "shifted")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A round's own completions: as they travel, as they are learned from, and their texts."""
+    """A round's own completions: as they travel, as they are learned from, their texts, and the mean reward of all that
+    were made (dynamic sampling leaves some out)."""
 
     groups: list[Group]
     scored: list[ScoredGroup]
     texts: list[str]
+    reward: float
     policy: str
     busy_s: float
 
@@ -67,8 +69,8 @@ class Tuner:
     def __init__(self, recipe: TuneRecipe, name: str, task: Task, policy: Policy) -> None:
         self.recipe, self.name, self.task, self.policy = recipe, name, task, policy
         self.rollout = recipe.rollout_of(name)
-        self.sampling: Sampling = self.rollout.sampling(task.max_new_tokens or DEFAULT_TOKENS)
-        self.limit = self.sampling.max_new_tokens
+        self.limit = recipe.limit_of(name, task)
+        self.sampling: Sampling = self.rollout.sampling(self.limit)
         self.learner = open_learner(recipe, task, policy, self.sampling)
         self.scorer = Scorer(task, policy, self.limit)
         self.tokenizer, self.size = policy.coder.digest(), policy.size
@@ -90,7 +92,13 @@ class Tuner:
     # -- answering --------------------------------------------------------------------------------------------
 
     def self_check(self) -> float:
-        """Largest difference in log-probability between generator and trainer; TalkootError where it is too large."""
+        """Largest difference in log-probability between generator and trainer.
+
+        Raises:
+            TalkootError: it is too large, a problem of a file does not fit the model, or a critic has nothing to say.
+        """
+        self._read_all()
+        self.learner.check()
         prompts, samples = CHECKED
         numbers = range(min(prompts, self.task.size("train")))
         refs = [PromptRef(self.task.digest(), self.task.index("train", number)) for number in numbers]
@@ -98,6 +106,20 @@ class Tuner:
         prompt_ids = [self.policy.prompt_ids(self.task.item(ref.index).prompt) for ref in refs]
         tolerance = self.recipe.tune.tolerance
         return check_generator(self.policy, prompt_ids, seeds, self.sampling, tolerance).largest
+
+    def _read_all(self) -> None:
+        """Somebody who wrote problems down is told at the start which of them does not fit, not in round 100."""
+        task, tune = self.task, self.recipe.tune
+        if not isinstance(task, Listed):
+            return
+        sizes = {"train": task.size("train")}
+        if tune.evaluate_every:
+            sizes |= {split: min(tune.evaluate_items, task.size(split)) for split in SPLITS}
+        used = sorted(task.index(split, number) for split, size in sizes.items() for number in range(size))
+        prompts = [(task.place(index), task.item(index).prompt) for index in used]
+        if len(prompts) > MOST_READ:
+            prompts = sorted(prompts, key=lambda pair: -len(pair[1]))[:MOST_READ]
+        check_prompts(self.policy, prompts, self.limit)
 
     def generate(self, round_number: int, names: Sequence[str]) -> Batch:
         """A round's completions. ``names``: who takes part, in order."""
@@ -112,8 +134,13 @@ class Tuner:
         scored = self.scorer.own(groups, self.name)
         if self.learner.refills and self.recipe.vertical:
             groups, scored = self._refilled(round_number, groups, scored)
+        rewards = [sample.reward for group in scored for sample in group.samples]
+        if self.learner.refills and self.recipe.vertical and any(map(select.informative, scored)):
+            pairs = [(g, s) for g, s in zip(groups, scored, strict=True) if select.informative(s)][: rollout.prompts]
+            groups, scored = [g for g, _ in pairs], [s for _, s in pairs]
         texts = [self.policy.coder.decode(one.ids) for group in groups for one in group.completions]
-        return Batch(groups, scored, texts, policy, time.process_time() - started)
+        mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+        return Batch(groups, scored, texts, mean, policy, time.process_time() - started)
 
     def _answer(self, round_number: int, work: Sequence[tuple[int, Sequence[int]]]) -> list[Group]:
         name = self.task.digest()
@@ -123,10 +150,21 @@ class Tuner:
             seeds_of(self.recipe.seed, round_number, ref, samples) for ref, (_, samples) in zip(refs, work, strict=True)
         ]
         answers = self.policy.generate(prompts, seeds, self.sampling) if work else []
+        if not all(math.isfinite(sum(one.logp)) for group in answers for one in group):
+            raise self._diverged(round_number)
         return [
             Group(ref, tuple(samples), tuple(group))
             for ref, (_, samples), group in zip(refs, work, answers, strict=True)
         ]
+
+    def _diverged(self, round_number: int) -> TalkootError:
+        return TalkootError(
+            "the policy has diverged",
+            where=f"round {round_number}",
+            why="its weights no longer give probabilities: a log-probability is not finite",
+            next=f"lower optimizer.learning_rate (it is {self.recipe.optimizer.learning_rate:g}) and start anew with "
+            "--out",
+        )
 
     def _refilled(
         self, round_number: int, groups: list[Group], scored: list[ScoredGroup]
@@ -143,8 +181,7 @@ class Tuner:
             more = self._answer(round_number, [(number, range(rollout.samples)) for number in fresh])
             groups, scored = [*groups, *more], [*scored, *self.scorer.own(more, self.name)]
             seen |= {group.prompt.index for group in more}
-        pairs = [(g, s) for g, s in zip(groups, scored, strict=True) if select.informative(s)][: rollout.prompts]
-        return ([g for g, _ in pairs], [s for _, s in pairs]) if pairs else (groups, scored)
+        return groups, scored
 
     def account(self, round_number: int, batch: Batch) -> Generated:
         """The facts for the receipt of a round's completions."""
@@ -175,26 +212,25 @@ class Tuner:
             rejected: what was refused before, by reason; added to.
         """
         started = time.process_time()
-        external, parents = self._judge(round_number, records, rejected)
-        own = batch.scored
+        heard = self._judge(round_number, records, rejected)
+        external = [group for _, groups in heard for group in groups]
+        own, theirs = batch.scored, [] if self.learner.own_only else external
         if not self.recipe.vertical:
-            by_name = {self.name: own, **external}
-            merged = together([group for name in sorted(by_name) for group in by_name[name]])
-            own, external = [g for g in merged if g.own], {"several": [g for g in merged if not g.own]}
-        theirs = [group for name in sorted(external) for group in external[name]]
+            merged = together(sorted([*own, *theirs], key=lambda group: group.peer))
+            own, theirs = [g for g in merged if g.own], [g for g in merged if not g.own]
         chosen, counts = self._choose(round_number, own, theirs)
+        parents = tuple(name for name, groups in heard if any(map(self._among(chosen), groups)))
         facts = self.learner.update(chosen)
         self.version += facts.moved
-        rewards = [sample.reward for group in batch.scored for sample in group.samples]
         updated = Updated(
             round=round_number,
             policy=self.policy.weights_hash(),
             version=self.version,
-            reward=math.fsum(rewards) / len(rewards) if rewards else 0.0,
+            reward=batch.reward,
             learned=facts.numbers,
             counts={**counts, **facts.counts},
             rejected=dict(rejected),
-            solo=not theirs,
+            solo=not parents,
             reason=facts.reason,
             evaluations=self._evaluations(round_number),
         )
@@ -203,10 +239,9 @@ class Tuner:
 
     def _judge(
         self, round_number: int, records: Sequence[tuple[str, Record]], rejected: Counter[str]
-    ) -> tuple[dict[str, list[ScoredGroup]], tuple[str, ...]]:
-        """Scored groups by sender, and the receipts that they came with."""
-        found: dict[str, list[ScoredGroup]] = {}
-        parents: list[str] = []
+    ) -> list[tuple[str, list[ScoredGroup]]]:
+        """By sender's name: the receipt of its completions, and what they are worth."""
+        found: list[tuple[str, list[ScoredGroup]]] = []
         for name, record in sorted(records, key=lambda pair: pair[0]):
             try:
                 self.scorer.check(record, round_number, self.recipe.exchange.max_lag)
@@ -214,24 +249,29 @@ class Tuner:
                 rejected[problem.reason] += 1
                 continue
             if groups := self.scorer.theirs(record, name, rejected):
-                found[name] = groups
-                parents.append(record.id)
-        return found, tuple(parents)
+                found.append((record.id, groups))
+        return found
+
+    def _among(self, chosen: Sequence[ScoredGroup]) -> Callable[[ScoredGroup], bool]:
+        """Whether a group, or the merged one that it went into, is among those that were chosen."""
+        if self.recipe.vertical:
+            names = {(group.peer, group.prompt) for group in chosen}
+            return lambda group: (group.peer, group.prompt) in names
+        prompts = {group.prompt for group in chosen if not group.own}
+        return lambda group: group.prompt in prompts
 
     def _choose(
         self, round_number: int, own: list[ScoredGroup], theirs: list[ScoredGroup]
     ) -> tuple[list[ScoredGroup], dict[str, int]]:
-        exchange = self.recipe.exchange
-        num_own = len(own) if exchange.own < 0 else exchange.own
-        num_external = len(theirs) if exchange.external < 0 else exchange.external
-        if exchange.own < 0 and exchange.external < 0:  # everything, in one order for all
-            chosen = [*own, *theirs]
-            counts = {"own_groups": len(own), "external_groups": len(theirs)}
-        else:
-            key = f"{self.recipe.seed}/{self.name}/{round_number}"
+        """What this update learns from: where both sides are asked for, one makes up for what the other lacks."""
+        num_own, num_external = self.recipe.exchange.own, self.recipe.exchange.external
+        key = f"{self.recipe.seed}/{self.name}/{round_number}"
+        if num_own > 0 and num_external > 0:
             made = select.select(own, theirs, num_own, num_external, key)
-            chosen, counts = list(made.groups), {"own_groups": made.own, "external_groups": made.external}
-        return chosen, counts
+            return list(made.groups), {"own_groups": made.own, "external_groups": made.external}
+        mine = own if num_own < 0 else select.select(own, [], num_own, 0, key).groups
+        others = theirs if num_external < 0 else select.select([], theirs, 0, num_external, key).groups
+        return [*mine, *others], {"own_groups": len(mine), "external_groups": len(others)}
 
     def _evaluations(self, round_number: int) -> tuple[Evaluation, ...]:
         tune = self.recipe.tune

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.registry import Registry
-from talkoot.tune.objective.settings import Settings
+from talkoot.run.section import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Correction(Settings, frozen=True, kw_only=True):
+class Correction(Section, frozen=True, kw_only=True):
     """How completions of other policies are corrected for.
 
     Attributes:

@@ -16,6 +16,7 @@ from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.tasks.task import Item, TakesHints, Task
 
 _EPSILON = 1e-4  # as for groups without hints
+PROBED = 64  # problems that a critic is tried on before the first round
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,32 @@ def prepare(
         lessons.append(Lesson(group.prompt, hinted, sample.ids, advantage, wrong))
         cases[said.case] += 1
     return Lessons(tuple(lessons), dict(cases), dict(skipped))
+
+
+def check_critic(task: Task, policy: Policy, critic: Critic) -> None:
+    """Try a critic on made-up answers to the first problems. One that asks a server is not tried.
+
+    Raises:
+        TalkootError: whatever is answered, it says nothing that this policy could read.
+    """
+    if critic.parallel > 1:
+        return
+    why = Counter[str]()
+    for number in range(min(PROBED, task.size("train"))):
+        item = task.item(task.index("train", number))
+        for text, reason in ((item.solution or item.answer, "right"), ("", "wrong")):
+            said = critic(Rollout(item, text, RewardResult(float(reason == "right"), reason)))
+            _, skip = _hinted(task, policy, item, said, 1)
+            if not skip:
+                return
+            why[skip] += 1
+    raise TalkootError(
+        "this critic has nothing to teach here",
+        where=f"critic.kind, task {task.name}",
+        why=f"{why.most_common(1)[0][0]}: so with each of the problems that it was tried on",
+        next="take a critic that fits the task (reference: worked solutions; arithmetic: additions), and a model that "
+        'can read it (model.tokenizer = "bytes", model.context)',
+    )
 
 
 def context_prompt(task: Task, prompt: str, context: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from talkoot.run.section import Section
 from talkoot.tune.distil.divergence import divergences
-from talkoot.tune.objective.settings import Settings
 
 
-class Distillation(Settings, frozen=True, kw_only=True):
+class Distillation(Section, frozen=True, kw_only=True):
     """How a policy learns from itself with a hint.
 
     Attributes:

@@ -5,34 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import msgspec
-
-from talkoot.core.errors import TalkootError
+from talkoot.run.section import Section
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a recipe: unknown keys and impossible values are refused by name.
-
-    Raises:
-        TalkootError: a value breaks a rule.
-    """
-
-    def rules(self) -> Iterable[tuple[str, bool, str]]:
-        """Of each checked value: its name, whether it fits, and what must hold."""
-        return ()
-
-    def __post_init__(self) -> None:
-        for name, fits, rule in self.rules():
-            if not fits:
-                raise TalkootError(
-                    "the policy cannot be updated like this",
-                    where=f"{type(self).__name__.lower()}.{name}",
-                    why=f"it is {getattr(self, name)}, it must be {rule}",
-                    next="correct this value and run the same command again",
-                )
-
-
-class Optimizer(Settings, frozen=True, kw_only=True):
+class Optimizer(Section, frozen=True, kw_only=True):
     """AdamW (Loshchilov and Hutter, 2019) with a clip of the global gradient norm.
 
     Attributes:
@@ -60,7 +36,7 @@ class Optimizer(Settings, frozen=True, kw_only=True):
         yield "clip", 0 <= self.clip < math.inf, "a finite number from 0 (0 = no clipping)"
 
 
-class Update(Settings, frozen=True, kw_only=True):
+class Update(Section, frozen=True, kw_only=True):
     """How a round's completions are used.
 
     Attributes:

@@ -10,7 +10,7 @@ import msgspec
 
 from talkoot.core.plain import build
 from talkoot.core.registry import Registry
-from talkoot.tune.objective.settings import Settings
+from talkoot.run.section import Section
 
 Aggregation = Literal["seq_mean", "token_mean", "const", "seq_sum"]
 Baseline = Literal["group_mean", "leave_one_out", "none"]
@@ -19,7 +19,7 @@ Level = Literal["token", "sequence"]
 Overlong = Literal["none", "mask", "soft"]
 
 
-class Objective(Settings, frozen=True, kw_only=True):
+class Objective(Section, frozen=True, kw_only=True):
     """What an update maximises, per token: ``surrogate(ratio, advantage) - kl_beta * KL``, added up with fixed weights.
 
     Write ``A`` for a completion's advantage, ``R`` for the ratio of a token's probability to the one it had when the
@@ -65,6 +65,8 @@ class Objective(Settings, frozen=True, kw_only=True):
         yield "dual_clip", self.dual_clip == 0 or 1 < self.dual_clip < math.inf, "0 (off), or a finite number above 1"
         yield "kl_beta", 0 <= self.kl_beta < math.inf, "a finite number from 0"
         yield "max_length", self.max_length >= 1, "at least 1"
+        long = self.overlong != "soft" or self.max_length > 1
+        yield "overlong", long, "none or mask where completions have one token (rollout.max_new_tokens)"
         room = 0 < self.overlong_buffer < self.max_length or self.overlong != "soft"
         yield "overlong_buffer", room, f"above 0 and below max_length ({self.max_length})"
 

@@ -63,7 +63,7 @@ def generate(
     if len(prompts) != len(seeds):
         raise ValueError(f"{len(seeds)} lists of seeds for {len(prompts)} prompts")
     for prompt in prompts:
-        _check(prompt, sampling.max_new_tokens, max_positions)
+        check_prompt(prompt, sampling.max_new_tokens, max_positions)
     answers: list[list[Completion]] = [[] for _ in prompts]
     with torch.no_grad():
         for batch in _batches(prompts, seeds, batch_rows):
@@ -164,7 +164,8 @@ def _completions(ids: Tensor, logp: Tensor, kept: Tensor | None, stopped: Tensor
     return made
 
 
-def _check(prompt: Sequence[int], new: int, max_positions: int) -> None:
+def check_prompt(prompt: Sequence[int], new: int, max_positions: int) -> None:
+    """Refuse, by TalkootError, a prompt that is empty or leaves no room for ``new`` tokens."""
     if not prompt:
         raise TalkootError(
             "an empty prompt cannot be answered",

@@ -7,7 +7,7 @@ instead of the policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import torch
@@ -15,6 +15,7 @@ import torch
 from talkoot.core.errors import TalkootError
 from talkoot.tune.completion import Completion, Sampling
 from talkoot.tune.policies.policy import Policy
+from talkoot.tune.policies.rollout import check_prompt
 
 
 class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +82,19 @@ def check_generator(
             next="generate and train in the same number type (float32), or raise the tolerance",
         )
     return found
+
+
+def check_prompts(policy: Policy, prompts: Iterable[tuple[str, str]], max_new_tokens: int) -> None:
+    """Refuse the first prompt that a policy cannot read, or that leaves no room for an answer.
+
+    Args:
+        prompts: where each stands, and its text.
+
+    Raises:
+        TalkootError: there is one; it says where.
+    """
+    for where, prompt in prompts:
+        try:
+            check_prompt(policy.prompt_ids(prompt), max_new_tokens, policy.max_positions)
+        except TalkootError as problem:
+            raise TalkootError(problem.what, where=where, why=problem.why, next=problem.next) from problem

@@ -9,6 +9,14 @@ import msgspec
 from talkoot.core.errors import TalkootError
 
 PROBLEM = "{prompt}"  # in a template: the problem's text
+_BOUNDS = (
+    ("width", 2, 2**20),
+    ("layers", 1, 2**14),
+    ("heads", 1, 2**20),
+    ("context", 2, 2**30),
+    ("lora_rank", 0, 2**20),
+    ("batch_rows", 0, 2**20),
+)
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,15 +60,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Raises:
             TalkootError: a number is out of range, or the back-end cannot do what is asked.
         """
-        for name, least in (("width", 2), ("layers", 1), ("heads", 1), ("context", 2), ("lora_rank", 0)):
-            if getattr(self, name) < least:
-                _refuse(name, f"it is {getattr(self, name)}, it must be at least {least}", f"use {least} or more")
+        for name, least, most in _BOUNDS:
+            if not least <= (value := getattr(self, name)) <= most:
+                _refuse(name, f"it is {value}, it must be from {least} to {most}", "correct this value")
         if PROBLEM not in self.template:
             _refuse("template", f"{self.template!r} has no place for the problem", f"put {PROBLEM} where it belongs")
-        if self.batch_rows < 0:
-            _refuse(
-                "batch_rows", f"it is {self.batch_rows}", "use 0 for the back-end's own choice, or a number of rows"
-            )
         if not 0 <= self.lora_alpha < float("inf"):
             _refuse("lora_alpha", f"it is {self.lora_alpha}", "use 0 for twice the rank, or a positive number")
         if self.backend == "native":

@@ -39,7 +39,8 @@ class File:
     """The problems of a file, in its order.
 
     Args:
-        lines: the problems.
+        argument: how a recipe names the file.
+        lines: the problems, by their numbers in the file.
         content: digest of the file's bytes.
         kind: of the comparison, for lines that name none.
         seed: of the splits.
@@ -48,11 +49,12 @@ class File:
     alphabet = ""
     max_new_tokens = 0
 
-    def __init__(self, name: str, lines: list[Line], content: str, kind: str, seed: int) -> None:
-        self.name, self._lines, self._kind = name, lines, kind
+    def __init__(self, argument: str, lines: dict[int, Line], content: str, kind: str, seed: int) -> None:
+        self.name, self._path, self._kind = f"jsonl:{argument}", argument.removesuffix(f",{kind}"), kind
+        self._lines, self._numbers = list(lines.values()), list(lines)
         self._digest = digest(f"1/{content}/{kind}/{seed}".encode(), "task")
         self._splits: dict[str, list[int]] = {split: [] for split in SPLITS}
-        for index, line in enumerate(lines):
+        for index, line in enumerate(self._lines):
             split = line.split or (HELD_OUT if is_held_out(seed, line.prompt) else TRAIN)
             self._splits[split].append(index)
 
@@ -64,6 +66,9 @@ class File:
 
     def index(self, split: str, number: int) -> int:
         return numbered(member(self._splits, split), number, split)
+
+    def place(self, index: int) -> str:
+        return f"{self._path}:{self._numbers[index]}"
 
     def item(self, index: int) -> Item:
         if not 0 <= index < len(self._lines):
@@ -88,17 +93,16 @@ def jsonl(argument: str, seed: int) -> File:
     if not comma or kind not in set(comparisons):
         path, kind = argument, "exact"
     data = _read(path)
-    lines: list[Line] = []
+    lines: dict[int, Line] = {}
     known: dict[str, str] = {}
     for number, text in enumerate(data.split(b"\n"), 1):
         if text.strip():
-            lines.append(_line(path, number, text, kind))
-            last = lines[-1]
+            last = lines[number] = _line(path, number, text, kind)
             if known.setdefault(last.prompt, last.split) != last.split:
                 _refuse(path, number, f"its prompt stands in another split too: {last.prompt[:60]!r}")
     if not lines:
         _refuse(path, 1, "the file has no problem in it")
-    return File(f"jsonl:{argument}", lines, digest(data, "task file"), kind, seed)
+    return File(argument, lines, digest(data, "task file"), kind, seed)
 
 
 def _read(path: str) -> bytes:

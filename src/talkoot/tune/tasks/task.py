@@ -82,6 +82,15 @@ class TakesHints(Protocol):
 
 
 @runtime_checkable
+class Listed(Protocol):
+    """What a task may have beside: problems that somebody wrote down, so that any of them may be unlike the others."""
+
+    def place(self, index: int) -> str:
+        """Where the problem with this index stands, for messages."""
+        ...
+
+
+@runtime_checkable
 class Demonstrates(Protocol):
     """What a task may have beside: examples for warm starts that are not simply its solutions."""
 

@@ -15,14 +15,14 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from talkoot.core.registry import Registry
-from talkoot.tune.objective.settings import Settings
+from talkoot.run.section import Section
 from talkoot.tune.rewards.result import RewardResult
 from talkoot.tune.tasks.task import Item
 
 _TRIED = 4  # so many failures side by side, and the rest of a round is not tried
 
 
-class CriticSettings(Settings, frozen=True, kw_only=True):
+class CriticSettings(Section, frozen=True, kw_only=True):
     """Which critic, and where it is asked; what is not about a language model is ignored by the others.
 
     Attributes:
@@ -34,6 +34,8 @@ class CriticSettings(Settings, frozen=True, kw_only=True):
         max_tokens: of one answer.
         parallel: requests at the same time.
     """
+
+    KEY = "critic"
 
     kind: str = "none"
     base_url: str = ""

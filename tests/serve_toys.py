@@ -109,6 +109,7 @@ TEXTS = {
     "cat": "the cat purrs and miaows at the mouse in the house ",
     "dog": "a dog barks at all who pass by, and fetches sticks ",
     "cow": "moo moo moo says every cow, moo, moo, and chews on ",
+    "places": "What is the capital of France? And which river flows through it? ",
 }
 
 

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 from smollm2 import INSTALL, smollm2_folder
 
-from serve_toys import Names, served, write_blend
-from talkoot.blend.folder import ROUTER, Blend, Expert
+from serve_toys import TEXTS, counted, served, write_blend, write_routed
+from talkoot.blend.changes import add_expert
+from talkoot.core.keys import Key
 from talkoot.model.chat import Chat
 from talkoot.model.tokenizer import Tokenizer
+from talkoot.serve.api.catalogue import Catalogue
 from talkoot.serve.api.server import Settings
 
 openai = pytest.importorskip("openai")
@@ -144,17 +146,16 @@ def test_a_conversation_is_laid_out_as_transformers_does(smollm2):
 
 @pytest.mark.parametrize("remote", [False, True], ids=["threads", "peers"])
 def test_a_real_chat_model_beside_small_ones_is_routed_to_and_streamed(smollm2, tmp_path, remote):
-    folder = write_blend(tmp_path, "cat", "dog", general=True)
-    digest = Tokenizer.load(smollm2).digest()
-    Blend.open(folder).put(Expert(name="france", model=str(smollm2), parameters=1, tokenizer=digest))
-    Names(["cat", "dog", "france"]).save(folder / ROUTER)
-    question = [{"role": "user", "content": "What is the capital of france?"}]
+    folder = write_routed(tmp_path / "blend", "cat", "dog", general=True)
+    counted(folder, "places").write(tmp_path / "places.safetensors", Key.derived(1, "places"))
+    add_expert(folder, "places", smollm2, statistics=tmp_path / "places.safetensors")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
 
     async def story(client):
         wish = {"model": "auto", "messages": question, "max_tokens": 16, "temperature": 0.0}
         stream = await client.chat.completions.create(**wish, stream=True)
         chunks = [chunk async for chunk in stream]
-        assert chunks[0].model_extra["talkoot"]["expert"] == "france"
+        assert chunks[0].model_extra["talkoot"]["expert"] == "places"
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         assert "Paris" in text
         assert chunks[-1].choices[0].finish_reason == "stop"
@@ -162,9 +163,9 @@ def test_a_real_chat_model_beside_small_ones_is_routed_to_and_streamed(smollm2, 
         assert whole.choices[0].message.content == text
         tokens = Chat(Tokenizer.load(smollm2)).ids(question)
         assert whole.usage.prompt_tokens == len(tokens)
-        small = await client.chat.completions.create(**wish | {"messages": [{"role": "user", "content": "dog"}]})
+        small = await client.chat.completions.create(**wish | {"messages": [{"role": "user", "content": TEXTS["dog"]}]})
         assert small.model_extra["talkoot"]["expert"] == "dog"
         models = [model.id async for model in client.models.list()]
-        assert models == ["auto", "cat", "dog", "france", "general", "ensemble"]
+        assert models == ["auto", "cat", "dog", "places", "general", "ensemble"]
 
-    run(folder, story, Settings(remote=remote))
+    run(Catalogue(folder), story, Settings(remote=remote))

@@ -211,7 +211,7 @@ def _configs(recipe: BlendRecipe, folder: Path) -> dict[str, ModelConfig]:
 def _learner(work: _Work, kind: str) -> tuple[Learner, BlendRecipe, Path, Tokenizer]:
     torch.set_num_threads(1)
     recipe, folder = work.setting.recipe(work.seed), Path(work.folder)
-    steps = recipe.general.steps if kind == "general" else recipe.horizon
+    steps = recipe.general.steps if kind == "general" else recipe.experts.span
     job = Job(name=kind, kind=kind, domain=work.domain, size=work.size, steps=steps)
     config = _configs(recipe, folder)[work.size]
     return Learner(recipe, job, config, work.start), recipe, folder, Tokenizer.load(folder / "tokenizer")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 
 from talkoot.blend.folder import MIXTURE, ROUTER, STATISTICS, TOKENIZER, Blend, Expert, check_name
@@ -249,7 +248,7 @@ def _changing(folder: Path, *, must_exist: bool = False) -> Iterator[tuple[Blend
             torch.set_num_threads(threads)
 
 
-def _held_out(folder: Path, names: Sequence[str], tokenizer: Tokenizer) -> dict[str, list[np.ndarray]]:
+def _held_out(folder: Path, names: Sequence[str], tokenizer: Tokenizer) -> dict[str, list[list[int]]]:
     """Validation documents of all domains; nothing where some domain has none here."""
     if not all(has_part(folder, name, "validation") for name in names):
         return {}
@@ -261,7 +260,7 @@ def _calibrated(router: Router, folder: Path) -> Router:
     return router.calibrated(documents) if documents else router
 
 
-def _train_text(texts: _Texts, name: str) -> list[np.ndarray]:
+def _train_text(texts: _Texts, name: str) -> list[list[int]]:
     if not has_part(texts.folder, name, "train"):
         raise TalkootError(
             f"the text of domain {name!r} is not here",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +17,14 @@ from talkoot.core.plain import CORRECT, build, read_overridden
 from talkoot.model.config import ModelConfig
 from talkoot.model.hf_config import load_config
 from talkoot.plan.experts import CLASSES, allocations
-from talkoot.run.section import Section, peer_names
+from talkoot.run.peers import PeerEntry, check_faults, named
+from talkoot.run.section import Rule, Section
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
 
 UNUSABLE = "the recipe cannot be used"
 SIZES = ("small", "medium", "large")
-MOST = 2**31 - 1
-MOST_PEERS, MOST_DOMAINS = 256, 256
+MOST_DOMAINS = 256
 WIDER = {"small": 3 / 4, "medium": 1.0, "large": 5 / 4}  # of the feed-forward layers, as in arXiv 2502.19385
 PHASES = ("begin", "slice", "end")
 # What may differ when a run is resumed.
@@ -53,6 +53,10 @@ class Model(Section, frozen=True, kw_only=True):
     tokenizer: str = "bpe:2048"
     sizes: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
 
+    def rules(self) -> Iterable[Rule]:
+        yield "context", self.context >= 2, "at least 2"
+        yield "sizes", set(self.sizes) <= set(SIZES), f"by {', '.join(SIZES)}"
+
 
 class General(Section, frozen=True, kw_only=True):
     """What all experts begin as, trained on text of no domain in particular.
@@ -70,6 +74,11 @@ class General(Section, frozen=True, kw_only=True):
     domains: bool = False
     steps: int = 300
     learning_rate: float = 3e-3
+
+    def rules(self) -> Iterable[Rule]:
+        yield "steps", self.steps >= 0, "at least 0"
+        yield "learning_rate", 0 < self.learning_rate < math.inf, "a finite number above 0"
+        yield "megabytes", 0 <= self.megabytes < math.inf, "at least 0"
 
 
 class Experts(Section, frozen=True, kw_only=True):
@@ -101,6 +110,21 @@ class Experts(Section, frozen=True, kw_only=True):
     trial_steps: int = 32
     evaluate_windows: int = 24
 
+    def rules(self) -> Iterable[Rule]:
+        for name in ("steps", "batch", "checkpoint_every", "evaluate_windows"):
+            yield name, getattr(self, name) >= 1, "at least 1"
+        yield "horizon", self.horizon >= 0, "at least 0"
+        yield "warmup", 0 <= self.warmup <= self.span, f"from 0 to the horizon ({self.span})"
+        yield "trial_steps", self.trial_steps >= 4, "at least 4"
+        yield "shift", 0 <= self.shift < 1, "from 0 to below 1"
+        yield "learning_rate", 0 < self.learning_rate < math.inf, "a finite number above 0"
+        _ = allocations[self.allocation]  # a misspelt name is an error of its own
+
+    @property
+    def span(self) -> int:
+        """Steps that every expert's schedule spans."""
+        return self.horizon or self.steps + (self.steps + 1) // 2
+
 
 class Run(Section, frozen=True, kw_only=True):
     """The run's surroundings.
@@ -118,6 +142,10 @@ class Run(Section, frozen=True, kw_only=True):
     threads: int = 1
     host: str = "127.0.0.1"
     emulate: bool = False
+
+    def rules(self) -> Iterable[Rule]:
+        yield "patience_s", 0 < self.patience_s < math.inf, "above 0"
+        yield "threads", 1 <= self.threads <= 1024, "from 1 to 1024"
 
 
 class Domain(Section, frozen=True, kw_only=True):
@@ -140,13 +168,12 @@ class Domain(Section, frozen=True, kw_only=True):
     difficulty: str = ""
     peer: str = ""
 
+    KEY = "domains"
 
-class Peer(Section, frozen=True, kw_only=True):
-    """One peer. ``name``: empty = a tree's; ``speed`` of its processor in a rehearsal; ``count`` like this one."""
-
-    name: str = ""
-    speed: float = 1.0
-    count: int = 1
+    def rules(self) -> Iterable[Rule]:
+        yield "difficulty", self.difficulty in ("", *CLASSES), f"one of {', '.join(CLASSES)}, or empty"
+        yield "pieces", self.pieces >= 0, "at least 0"
+        yield "megabytes", 0 <= self.megabytes < math.inf, "at least 0"
 
 
 class BlendRecipe(Section, frozen=True, kw_only=True, dict=True):
@@ -159,96 +186,40 @@ class BlendRecipe(Section, frozen=True, kw_only=True, dict=True):
     experts: Experts = Experts()
     run: Run = Run()
     domains: tuple[Domain, ...] = ()
-    peers: tuple[Peer, ...] = (Peer(), Peer())
+    peers: tuple[PeerEntry, ...] = (PeerEntry(), PeerEntry())
     network: Network = Network()
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        for key, value, fits, rule in self._ranges():
-            if not fits:
-                raise _bad(key, f"it is {value!r}, it must be {rule}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise _bad("seed", f"it is {self.seed}, it must be a 64-bit integer")
+        if not 1 <= len(self.domains) <= MOST_DOMAINS:
+            raise _bad("domains", f"there are {len(self.domains)}, and 1 to {MOST_DOMAINS} can be had")
+        names = [domain.name for domain in self.domains]
         for domain in self.domains:
             check_name(domain.name)
+            if names.count(domain.name) > 1:
+                raise _bad("domains", f"two domains are called {domain.name!r}")
             if domain.peer and domain.peer not in self.names:
                 raise _bad(f"domains.{domain.name}.peer", f"there is none; {nearest(domain.peer, self.names)}")
-        for what, names in (("domains", [d.name for d in self.domains]), ("peers", list(self.names))):
-            if len(set(names)) != len(names):
-                raise _bad(what, f"two of {', '.join(names)} have the same name")
-        for index, fault in enumerate(self.faults):
-            for name in fault.victims:
-                if name not in self.names:
-                    raise _bad(f"faults[{index}].peer", f"there is no peer {name!r}; {nearest(name, self.names)}")
-            if fault.at_s is None and (fault.step is None or fault.phase not in PHASES):
-                raise _bad(f"faults[{index}].phase", f"there is no {fault.phase!r}; {nearest(fault.phase, PHASES)}")
-        _ = allocations[self.experts.allocation]
-
-    def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
-        general, experts, run = self.general, self.experts, self.run
-        yield "seed", self.seed, -(2**63) <= self.seed < 2**63, "a 64-bit integer"
-        yield "domains", len(self.domains), 1 <= len(self.domains) <= MOST_DOMAINS, f"1 to {MOST_DOMAINS} domains"
-        whole = {
-            "experts": ("steps 1", "batch 1", "warmup 0", "horizon 0", "checkpoint_every 1", "trial_steps 4"),
-            "general": ("steps 0",),
-            "run": ("threads 1",),
-            "model": ("context 2",),
-        }
-        for section, rules in whole.items():
-            for key, low in (rule.split() for rule in rules):
-                value = getattr(getattr(self, section), key)
-                yield f"{section}.{key}", value, int(low) <= value <= MOST, f"from {low} to {MOST}"
-        yield "experts.evaluate_windows", experts.evaluate_windows, 1 <= experts.evaluate_windows <= MOST, "at least 1"
-        for name, rate in (("general", general.learning_rate), ("experts", experts.learning_rate)):
-            yield f"{name}.learning_rate", rate, 0 < rate < math.inf, "a finite number above 0"
-        yield "experts.shift", experts.shift, 0 <= experts.shift < 1, "from 0 to below 1"
-        yield "experts.warmup", experts.warmup, experts.warmup <= self.horizon, f"at most the horizon ({self.horizon})"
-        yield "run.patience_s", run.patience_s, 0 < run.patience_s < math.inf, "above 0"
-        for domain in self.domains:
-            classes = ("", *CLASSES)
-            yield f"domains.{domain.name}.difficulty", domain.difficulty, domain.difficulty in classes, str(classes)
-            yield f"domains.{domain.name}.pieces", domain.pieces, 0 <= domain.pieces <= MOST, "at least 0"
-            yield f"domains.{domain.name}.megabytes", domain.megabytes, 0 <= domain.megabytes < math.inf, "at least 0"
-        yield "general.megabytes", general.megabytes, 0 <= general.megabytes < math.inf, "at least 0"
-        for size in self.model.sizes:
-            yield "model.sizes", size, size in SIZES, f"one of {', '.join(SIZES)}"
-        yield "peers", len(self.peers), len(self.peers) >= 1, "at least one"
-        for index, peer in enumerate(self.peers):
-            yield f"peers[{index}].speed", peer.speed, 0 < peer.speed <= 1, "in (0, 1], 1 = unhindered"
-            yield f"peers[{index}].count", peer.count, 1 <= peer.count <= MOST_PEERS, f"from 1 to {MOST_PEERS}"
-        total = sum(peer.count for peer in self.peers)
-        yield "peers", total, 1 <= total <= MOST_PEERS, f"1 to {MOST_PEERS} peers"
-        for name in self.names:
-            plain = name.isprintable() and not set(name) & set("/\\ ") and name != "lead"
-            yield "peers.name", name, plain, 'without blanks and slashes, and "lead" is taken'
+        check_faults(self.faults, self.names, PHASES)
 
     @cached_property
-    def _by_name(self) -> dict[str, Peer]:
-        spare = iter(peer_names(sum(peer.count for peer in self.peers)))
-        found: dict[str, Peer] = {}
-        for peer in self.peers:
-            for number in range(peer.count):
-                name = peer.name + (str(number + 1) if peer.count > 1 else "") if peer.name else next(spare)
-                if name in found:
-                    raise _bad("peers", f"two peers are called {name!r}")
-                found[name] = peer
-        return found
+    def _by_name(self) -> dict[str, PeerEntry]:
+        return named(self.peers)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All peers' names."""
         return tuple(self._by_name)
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> PeerEntry:
         """A peer's entry."""
         return self._by_name[name]
 
     def domain(self, name: str) -> Domain:
         """A domain's entry."""
         return next(domain for domain in self.domains if domain.name == name)
-
-    @property
-    def horizon(self) -> int:
-        """Steps that the experts' schedule spans."""
-        return self.experts.horizon or self.experts.steps + (self.experts.steps + 1) // 2
 
     @property
     def is_estimated(self) -> bool:

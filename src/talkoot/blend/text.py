@@ -84,7 +84,7 @@ def has_part(folder: Path, name: str, part: str) -> bool:
     return (folder / TOKENS / name / part / "tokens.json").is_file()
 
 
-def documents_of(folder: Path, name: str, part: str, tokenizer: Tokenizer, most_tokens: int = 0) -> list[np.ndarray]:
+def documents_of(folder: Path, name: str, part: str, tokenizer: Tokenizer, most_tokens: int = 0) -> list[list[int]]:
     """Token ids of each packed document, without its end token.
 
     Args:
@@ -98,4 +98,4 @@ def documents_of(folder: Path, name: str, part: str, tokenizer: Tokenizer, most_
     if most_tokens:
         ends = ends[: int(np.searchsorted(ends, most_tokens)) + 1]
     starts = np.concatenate([[0], ends[:-1] + 1])
-    return [np.asarray(tokens[a:b], np.int64) for a, b in zip(starts, ends, strict=True) if b > a]
+    return [tokens[a:b].tolist() for a, b in zip(starts, ends, strict=True) if b > a]

@@ -12,16 +12,17 @@ from typing import Any
 import msgspec
 
 from talkoot.core.codec import decode, encode
-from talkoot.core.errors import TalkootError, nearest
+from talkoot.core.errors import TalkootError
 from talkoot.core.plain import CORRECT, build, read_overridden
-from talkoot.run.section import Section, peer_names
+from talkoot.run.peers import check_faults, named
+from talkoot.run.section import Section
 from talkoot.tune.corrections.rule import Correction
 from talkoot.tune.distil.critics.critic import CriticSettings
 from talkoot.tune.distil.settings import Distillation
 from talkoot.tune.objective.settings import Optimizer, Update
 from talkoot.tune.objective.switches import Objective, make_objective
 from talkoot.tune.policies.spec import ModelSpec
-from talkoot.tune.sections import DEFAULT_TOKENS, MOST_PEERS, Exchange, Peer, Rollout, Tune, Warm
+from talkoot.tune.sections import DEFAULT_TOKENS, Exchange, Peer, Rollout, Tune, Warm
 from talkoot.tune.tasks.task import Task
 from talkoot.world.faults import Fault
 from talkoot.world.links import Network
@@ -72,39 +73,20 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         for key, value, fits, rule in self._ranges():
             if not fits:
                 raise _bad(key, f"it is {value}, it must be {rule}")
-        for index, fault in enumerate(self.faults):
-            for name in fault.victims:
-                if name not in self.names:
-                    raise _bad(f"faults[{index}].peer", f"there is no peer {name!r}; {nearest(name, self.names)}")
-            if fault.at_s is None and (fault.step is None or fault.phase not in PHASES):
-                raise _bad(
-                    f"faults[{index}].phase", f"there is no phase {fault.phase!r}; {nearest(fault.phase, PHASES)}"
-                )
+        check_faults(self.faults, self.names, PHASES)
 
     def _ranges(self) -> Iterator[tuple[str, object, bool, str]]:
         """What no section knows by itself: key, value, whether it fits, and what must hold."""
         yield "seed", self.seed, -(2**63) <= self.seed < 2**63, "a 64-bit integer"
-        count = sum(peer.count for peer in self.peers)  # before anybody gets a name
-        yield "peers", count, 1 <= count <= MOST_PEERS, f"1 to {MOST_PEERS} peers"
         early = any(peer.from_round == 0 for peer in self.peers)
         rounds = [peer.from_round for peer in self.peers]
         yield "peers", rounds, early, "at least one peer that is there from round 0 on"
-        for name in self.names:
-            plain = name == "".join(name.split()) and name.isprintable() and not set(name) & set("/\\")
-            fits = plain and name != "lead" and name.strip(".")
-            yield "peers.name", repr(name), bool(fits), 'without blanks and slashes, not only dots; "lead" is taken'
         how = "left alone: completions are compared at rollout.temperature"
         yield "update.temperature", self.update.temperature, self.update.temperature == 1.0, how
 
     @cached_property
     def _by_name(self) -> dict[str, Peer]:
-        given = [_numbered(peer, number) for peer in self.peers for number in range(peer.count)]
-        spare = (name for name in peer_names(2 * len(given)) if name not in given)
-        names = [name or next(spare) for name in given]
-        for name in names:
-            if names.count(name) > 1:
-                raise _bad("peers", f"two peers are called {name!r}")
-        return dict(zip(names, (peer for peer in self.peers for _ in range(peer.count)), strict=True))
+        return named(self.peers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -208,11 +190,6 @@ class TuneRecipe(Section, frozen=True, kw_only=True, dict=True):
         if not self.vertical and (corrected or not alike):
             what = "correction.rule is not none" if alike else "peers begin with other weights"
             yield f"{what}: in this horizontal exchange weights do not stay equal"
-
-
-def _numbered(peer: Peer, number: int) -> str:
-    """Name of the ``number``-th of its kind; empty = a tree's."""
-    return f"{peer.name}{number + 1}" if peer.name and peer.count > 1 else peer.name
 
 
 def _merged(base: Any, changes: dict[str, Any], peer: str, key: str) -> Any:

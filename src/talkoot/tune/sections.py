@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from talkoot.run.peers import PeerEntry
 from talkoot.run.section import Rule, Section
 from talkoot.tune.assign import Split
 from talkoot.tune.completion import Sampling
 from talkoot.tune.tasks.task import Demonstrates, Task, demonstrations
 
 MOST_DEMONSTRATIONS = 32768
-MOST_PEERS = 256
 MOST_COMPLETIONS = 2**16  # groups of a round, and completions of a group
 DEFAULT_TOKENS = 64  # of a completion, where neither recipe nor task say
 
@@ -148,27 +148,19 @@ class Warm(Section, frozen=True, kw_only=True):
         return islice(demonstrations(task), min(task.size("train"), MOST_DEMONSTRATIONS))
 
 
-class Peer(Section, frozen=True, kw_only=True):
+class Peer(PeerEntry, frozen=True, kw_only=True):
     """One peer, and what is different with it.
 
     Attributes:
-        name: empty = a tree's.
-        speed: of its processor in a rehearsal, 1 = unhindered.
-        count: so many peers like this one; their names are numbered.
         from_round: it comes when somebody has done so many rounds.
         model, warm, rollout: its own keys of those sections.
     """
 
-    KEY = "peers"
-    name: str = ""
-    speed: float = 1.0
-    count: int = 1
     from_round: int = 0
     model: dict[str, Any] = msgspec.field(default_factory=dict)
     warm: dict[str, Any] = msgspec.field(default_factory=dict)
     rollout: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def rules(self) -> Iterable[Rule]:
-        yield "speed", 0 < self.speed <= 1, "in (0, 1], 1 = unhindered"
-        yield "count", 1 <= self.count <= MOST_PEERS, f"from 1 to {MOST_PEERS}"
+        yield from super().rules()
         yield "from_round", self.from_round >= 0, "at least 0"

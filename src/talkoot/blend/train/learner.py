@@ -45,7 +45,7 @@ class Learner:
             self.stage.load(from_bytes(start)[0])
         general = job.kind == "general"
         experts = recipe.experts
-        horizon = max(1, job.steps) if general else recipe.horizon
+        horizon = max(1, job.steps) if general else recipe.experts.span
         settings = FitSettings(
             learning_rate=recipe.general.learning_rate if general else experts.learning_rate,
             horizon=horizon,

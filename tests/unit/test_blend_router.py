@@ -330,7 +330,7 @@ def test_statistics_whose_numbers_are_not_their_features_are_refused(statistics,
     broken = {
         "width 48": {"grams": {CHUNKS: wide}},
         "no Gram": {"grams": {}},
-        "too large": {"grams": {CHUNKS: large}},
+        "add up": {"grams": {CHUNKS: large}},
         "chunks are counted": {"grams": {CHUNKS: many}},
         "buckets": {"histogram": Histogram(TOKENIZER.vocab_size, 8, one.histogram.unigrams)},
         "million": {

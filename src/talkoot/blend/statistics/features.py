@@ -107,11 +107,14 @@ class Features:
             raise ValueError(f"their histogram is not of {self.vocabulary} tokens and {self.buckets} buckets")
         if len(histogram.bigrams) and int(histogram.bigrams.max()) >= 1 << 31:
             raise ValueError("a pair of neighbours is counted more than two thousand million times")
-        if self.table is None:
+        if self._floats is None:
             return
         if gram is None or gram.width != self.width:
             raise ValueError(f"they have no Gram matrix of chunks of width {self.width}")
-        gram.check(max_rms=CHUNK * float(self.table.abs().max()))
+        if gram.rms > CHUNK * float(self._floats.abs().max()):
+            raise ValueError(
+                f"sums of a chunk are {gram.rms:.3g} on average, more than {CHUNK} embeddings can add up to"
+            )
         if gram.count > statistics.tokens:
             raise ValueError(f"{gram.count} chunks are counted of {statistics.tokens} tokens")
 

@@ -354,19 +354,17 @@ def test_rules_that_need_embeddings_say_so(rule):
 
 
 def test_the_best_rule_on_held_out_prompts_is_chosen(statistics, features, held_out, monkeypatch):
+    monkeypatch.setattr(rules, "_entries", dict(rules._entries))  # what is registered here, is forgotten again
+
     @rules.register("worst")
     def worst(counted: Counted):
         return lambda ids: torch.zeros(3, dtype=torch.float64)
 
-    monkeypatch.setattr(rules, "_entries", dict(rules._entries))
-    try:
-        wanted = Wanted(lengths=(16,), prompts=40)
-        router, found = choose(statistics, features, held_out, wanted=wanted, among=("worst", "naive-bayes", "bigram"))
-        assert found[router.rule] == max(found.values()) > 0.9
-        assert found["worst"] == pytest.approx(1 / 3)
-        assert router.calibration.points[0].length == 16
-        plain = Features(TOKENIZER, None, 64)
-        few = {name: count(name, documents(name, 0), plain, Key.derived(name)) for name in WORDS}
-        assert set(choose(few, plain, held_out, wanted=wanted)[1]) == {"bigram", "naive-bayes"}
-    finally:
-        del rules._entries["worst"]
+    wanted = Wanted(lengths=(16,), prompts=40)
+    router, found = choose(statistics, features, held_out, wanted=wanted, among=("worst", "naive-bayes", "bigram"))
+    assert found[router.rule] == max(found.values()) > 0.9
+    assert found["worst"] == pytest.approx(1 / 3)
+    assert router.calibration.points[0].length == 16
+    plain = Features(TOKENIZER, None, 64)
+    few = {name: count(name, documents(name, 0), plain, Key.derived(name)) for name in WORDS}
+    assert set(choose(few, plain, held_out, wanted=wanted)[1]) == {"bigram", "naive-bayes"}

@@ -253,6 +253,8 @@ def test_a_file_holds_the_whole_router(tmp_path, rule, statistics, features, hel
     assert again.route_text("the storm") == router.route_text("the storm")
     assert again.without("sea").version == router.without("sea").version
     assert again.calibration == router.calibration
+    assert again.is_calibrated
+    assert not Router.fit(statistics, features, rule).is_calibrated
 
 
 def test_a_file_without_a_table_too(tmp_path):
@@ -289,6 +291,16 @@ def test_an_empty_prompt_is_nobodys(statistics, features):
     decision = Router.fit(statistics, features).route([])
     assert not decision.known
     assert sum(decision.scores.values()) == pytest.approx(1)
+
+
+def test_a_prompt_of_no_domain_is_unknown_to_a_calibrated_router(statistics, features, held_out):
+    router = Router.fit(statistics, features)
+    strange = "QUARTZ 0x7F (J.) VEX: [WALTZ] {NYMPH} 1984/12/31 == JUDGE && FLOCK;"
+    assert router.route_text(strange).known
+    router = router.calibrated(held_out, Wanted(lengths=(16, 64), prompts=60))
+    assert not router.route_text(strange).known
+    asked = [router.route(prompt) for name in WORDS for prompt in draw_prompts(held_out[name], 64, 60, 0)]
+    assert sum(one.known for one in asked) >= 0.9 * len(asked)
 
 
 def test_decisions_name_every_expert_and_can_be_sent(statistics, features):

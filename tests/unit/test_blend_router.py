@@ -23,6 +23,9 @@ from talkoot.blend.statistics.features import CHUNKS
 from talkoot.blend.statistics.histogram import pair_buckets
 from talkoot.core.errors import TalkootError
 from talkoot.core.keys import Key
+from talkoot.model.config import ModelConfig
+from talkoot.model.huggingface import save_folder
+from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.bytes()
@@ -108,6 +111,40 @@ def test_features_are_the_same_everywhere_and_named_by_all_that_matters(features
     assert len({features.id, *(other.id for other in others)}) == 6
     with pytest.raises(ValueError, match="rows"):
         Features(TOKENIZER, features.table[:-1])
+
+
+def model(tmp_path: Path, tokens: int = 260) -> tuple[Path, Stage]:
+    config = ModelConfig(
+        vocab_size=tokens, width=8, layers=1, heads=2, kv_heads=2, head_dim=4, hidden=16, bos_id=0, eos_ids=(1,)
+    )
+    return tmp_path / "model", Stage(config, 0, config.layer_count, seed=0)
+
+
+def test_embeddings_of_a_model_are_rounded_to_bytes(tmp_path):
+    folder, stage = model(tmp_path)
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    features = Features.of_model(folder, buckets=64)
+    weights = stage.tensors()["model.embed_tokens.weight"].detach()[: TOKENIZER.vocab_size].double()
+    unit = 6 * weights.square().mean().sqrt() / 127
+    assert (features.width, features.vocabulary) == (8, 258)
+    inside = weights.abs() < 126 * unit
+    assert float((features.table.double() * unit - weights)[inside].abs().max()) <= float(unit) / 2 + 1e-12
+    assert features.id == Features.of_model(folder, buckets=64).id
+
+
+def test_embeddings_that_cannot_be_used_are_refused(tmp_path):
+    folder, stage = model(tmp_path, tokens=100)
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    with pytest.raises(TalkootError, match="embeddings cannot be used") as caught:
+        Features.of_model(folder)
+    assert "100 embeddings of 258 tokens" in caught.value.why
+    folder, stage = model(tmp_path / "other")
+    with torch.no_grad():
+        stage.tensors()["model.embed_tokens.weight"][7, 0] = float("nan")
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    with pytest.raises(TalkootError, match="embeddings cannot be used") as caught:
+        Features.of_model(folder)
+    assert "NaN" in caught.value.why
 
 
 @settings(max_examples=5, deadline=None)

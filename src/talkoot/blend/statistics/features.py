@@ -84,11 +84,10 @@ class Features:
         tokenizer = Tokenizer.load(Path(folder))
         (weights,) = load_stage(folder, 0, 1).tensors().values()
         weights = weights.detach()[: tokenizer.vocab_size].double()
-        finite = bool(torch.isfinite(weights).all())
-        if len(weights) < tokenizer.vocab_size or not finite:
-            why = (
-                f"{len(weights)} embeddings of {tokenizer.vocab_size} tokens" if finite else "some are NaN or infinite"
-            )
+        found = len(weights)
+        if found < tokenizer.vocab_size or not bool(torch.isfinite(weights).all()):
+            few = f"{found} embeddings of {tokenizer.vocab_size} tokens"
+            why = few if found < tokenizer.vocab_size else "some are NaN or infinite"
             next = "use the folder of another model, or random embeddings"
             raise TalkootError("the model's embeddings cannot be used", where=str(folder), why=why, next=next)
         unit = float(weights.square().mean().sqrt()) * _CLIP / _LEVELS or 1.0

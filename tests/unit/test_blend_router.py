@@ -23,6 +23,9 @@ from talkoot.blend.statistics.features import CHUNKS
 from talkoot.blend.statistics.histogram import pair_buckets
 from talkoot.core.errors import TalkootError
 from talkoot.core.keys import Key
+from talkoot.model.config import ModelConfig
+from talkoot.model.huggingface import save_folder
+from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.bytes()
@@ -108,6 +111,40 @@ def test_features_are_the_same_everywhere_and_named_by_all_that_matters(features
     assert len({features.id, *(other.id for other in others)}) == 6
     with pytest.raises(ValueError, match="rows"):
         Features(TOKENIZER, features.table[:-1])
+
+
+def model(tmp_path: Path, tokens: int = 260) -> tuple[Path, Stage]:
+    config = ModelConfig(
+        vocab_size=tokens, width=8, layers=1, heads=2, kv_heads=2, head_dim=4, hidden=16, bos_id=0, eos_ids=(1,)
+    )
+    return tmp_path / "model", Stage(config, 0, config.layer_count, seed=0)
+
+
+def test_embeddings_of_a_model_are_rounded_to_bytes(tmp_path):
+    folder, stage = model(tmp_path)
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    features = Features.of_model(folder, buckets=64)
+    weights = stage.tensors()["model.embed_tokens.weight"].detach()[: TOKENIZER.vocab_size].double()
+    unit = 6 * weights.square().mean().sqrt() / 127
+    assert (features.width, features.vocabulary) == (8, 258)
+    inside = weights.abs() < 126 * unit
+    assert float((features.table.double() * unit - weights)[inside].abs().max()) <= float(unit) / 2 + 1e-12
+    assert features.id == Features.of_model(folder, buckets=64).id
+
+
+def test_embeddings_that_cannot_be_used_are_refused(tmp_path):
+    folder, stage = model(tmp_path, tokens=100)
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    with pytest.raises(TalkootError, match="embeddings cannot be used") as caught:
+        Features.of_model(folder)
+    assert "100 embeddings of 258 tokens" in caught.value.why
+    folder, stage = model(tmp_path / "other")
+    with torch.no_grad():
+        stage.tensors()["model.embed_tokens.weight"][7, 0] = float("nan")
+    save_folder(folder, stage.config, stage.tensors(), TOKENIZER)
+    with pytest.raises(TalkootError, match="embeddings cannot be used") as caught:
+        Features.of_model(folder)
+    assert "NaN" in caught.value.why
 
 
 @settings(max_examples=5, deadline=None)
@@ -253,6 +290,8 @@ def test_a_file_holds_the_whole_router(tmp_path, rule, statistics, features, hel
     assert again.route_text("the storm") == router.route_text("the storm")
     assert again.without("sea").version == router.without("sea").version
     assert again.calibration == router.calibration
+    assert again.is_calibrated
+    assert not Router.fit(statistics, features, rule).is_calibrated
 
 
 def test_a_file_without_a_table_too(tmp_path):
@@ -289,6 +328,16 @@ def test_an_empty_prompt_is_nobodys(statistics, features):
     decision = Router.fit(statistics, features).route([])
     assert not decision.known
     assert sum(decision.scores.values()) == pytest.approx(1)
+
+
+def test_a_prompt_of_no_domain_is_unknown_to_a_calibrated_router(statistics, features, held_out):
+    router = Router.fit(statistics, features)
+    strange = "QUARTZ 0x7F (J.) VEX: [WALTZ] {NYMPH} 1984/12/31 == JUDGE && FLOCK;"
+    assert router.route_text(strange).known
+    router = router.calibrated(held_out, Wanted(lengths=(16, 64), prompts=60))
+    assert not router.route_text(strange).known
+    asked = [router.route(prompt) for name in WORDS for prompt in draw_prompts(held_out[name], 64, 60, 0)]
+    assert sum(one.known for one in asked) >= 0.9 * len(asked)
 
 
 def test_decisions_name_every_expert_and_can_be_sent(statistics, features):
@@ -330,7 +379,7 @@ def test_statistics_whose_numbers_are_not_their_features_are_refused(statistics,
     broken = {
         "width 48": {"grams": {CHUNKS: wide}},
         "no Gram": {"grams": {}},
-        "too large": {"grams": {CHUNKS: large}},
+        "add up": {"grams": {CHUNKS: large}},
         "chunks are counted": {"grams": {CHUNKS: many}},
         "buckets": {"histogram": Histogram(TOKENIZER.vocab_size, 8, one.histogram.unigrams)},
         "million": {
@@ -354,19 +403,17 @@ def test_rules_that_need_embeddings_say_so(rule):
 
 
 def test_the_best_rule_on_held_out_prompts_is_chosen(statistics, features, held_out, monkeypatch):
+    monkeypatch.setattr(rules, "_entries", dict(rules._entries))  # what is registered here, is forgotten again
+
     @rules.register("worst")
     def worst(counted: Counted):
         return lambda ids: torch.zeros(3, dtype=torch.float64)
 
-    monkeypatch.setattr(rules, "_entries", dict(rules._entries))
-    try:
-        wanted = Wanted(lengths=(16,), prompts=40)
-        router, found = choose(statistics, features, held_out, wanted=wanted, among=("worst", "naive-bayes", "bigram"))
-        assert found[router.rule] == max(found.values()) > 0.9
-        assert found["worst"] == pytest.approx(1 / 3)
-        assert router.calibration.points[0].length == 16
-        plain = Features(TOKENIZER, None, 64)
-        few = {name: count(name, documents(name, 0), plain, Key.derived(name)) for name in WORDS}
-        assert set(choose(few, plain, held_out, wanted=wanted)[1]) == {"bigram", "naive-bayes"}
-    finally:
-        del rules._entries["worst"]
+    wanted = Wanted(lengths=(16,), prompts=40)
+    router, found = choose(statistics, features, held_out, wanted=wanted, among=("worst", "naive-bayes", "bigram"))
+    assert found[router.rule] == max(found.values()) > 0.9
+    assert found["worst"] == pytest.approx(1 / 3)
+    assert router.calibration.points[0].length == 16
+    plain = Features(TOKENIZER, None, 64)
+    few = {name: count(name, documents(name, 0), plain, Key.derived(name)) for name in WORDS}
+    assert set(choose(few, plain, held_out, wanted=wanted)[1]) == {"bigram", "naive-bayes"}

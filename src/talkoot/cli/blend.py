@@ -163,7 +163,7 @@ def route(folder: Path, *, rule: str, prompt: str | None, as_json: bool) -> None
         rows = sorted(accuracy.items(), key=lambda pair: -pair[1])
         print_table([(name, f"{share:.1%}") for name, share in rows], ("rule", "held-out prompts right"))
     say(f"router {router.version[:8]} by rule '{router.rule}' over {', '.join(router.names)}")
-    if not router.calibration.points:
+    if not router.is_calibrated:
         say("not calibrated: some expert's held-out text is not here, so nothing counts as unknown")
     say(f'next: talkoot blend route {folder} --prompt "..."   or   talkoot serve {folder}')
 

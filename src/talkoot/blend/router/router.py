@@ -74,6 +74,11 @@ class Router:
         """Of the experts."""
         return tuple(self.statistics)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its probabilities were held against prompts, and anything can be unknown to it."""
+        return self.calibration != Calibration()
+
     @cached_property
     def version(self) -> Digest:
         """Digest of all that a decision depends on."""

@@ -84,11 +84,10 @@ class Features:
         tokenizer = Tokenizer.load(Path(folder))
         (weights,) = load_stage(folder, 0, 1).tensors().values()
         weights = weights.detach()[: tokenizer.vocab_size].double()
-        finite = bool(torch.isfinite(weights).all())
-        if len(weights) < tokenizer.vocab_size or not finite:
-            why = (
-                f"{len(weights)} embeddings of {tokenizer.vocab_size} tokens" if finite else "some are NaN or infinite"
-            )
+        found = len(weights)
+        if found < tokenizer.vocab_size or not bool(torch.isfinite(weights).all()):
+            few = f"{found} embeddings of {tokenizer.vocab_size} tokens"
+            why = few if found < tokenizer.vocab_size else "some are NaN or infinite"
             next = "use the folder of another model, or random embeddings"
             raise TalkootError("the model's embeddings cannot be used", where=str(folder), why=why, next=next)
         unit = float(weights.square().mean().sqrt()) * _CLIP / _LEVELS or 1.0
@@ -107,11 +106,14 @@ class Features:
             raise ValueError(f"their histogram is not of {self.vocabulary} tokens and {self.buckets} buckets")
         if len(histogram.bigrams) and int(histogram.bigrams.max()) >= 1 << 31:
             raise ValueError("a pair of neighbours is counted more than two thousand million times")
-        if self.table is None:
+        if self._floats is None:
             return
         if gram is None or gram.width != self.width:
             raise ValueError(f"they have no Gram matrix of chunks of width {self.width}")
-        gram.check(max_rms=CHUNK * float(self.table.abs().max()))
+        if gram.rms > CHUNK * float(self._floats.abs().max()):
+            raise ValueError(
+                f"sums of a chunk are {gram.rms:.3g} on average, more than {CHUNK} embeddings can add up to"
+            )
         if gram.count > statistics.tokens:
             raise ValueError(f"{gram.count} chunks are counted of {statistics.tokens} tokens")
 

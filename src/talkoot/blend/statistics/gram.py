@@ -68,6 +68,11 @@ class Gram:
         """How many rows were counted."""
         return round(float(self._sum[-1, -1]))
 
+    @property
+    def rms(self) -> float:
+        """Root mean square of the counted numbers."""
+        return math.sqrt(max(0.0, float(self._sum.diagonal()[:-1].sum())) / max(1, self.count) / self.width)
+
     def __add__(self, other: Gram) -> Gram:
         if other.width != self.width:
             raise ValueError(f"Gram matrices of widths {self.width} and {other.width} do not add up")
@@ -89,11 +94,8 @@ class Gram:
         gram._sum[tuple(torch.triu_indices(width + 1, width + 1))] = numbers
         return gram
 
-    def check(self, max_rms: float = MAX_RMS) -> None:
+    def check(self) -> None:
         """Whether this can be a sum of outer products at all.
-
-        Args:
-            max_rms: most that the root mean square of the counted numbers can be.
 
         Raises:
             ValueError: not finite, not a count, too large, or not positive semi-definite.
@@ -107,11 +109,9 @@ class Gram:
         diagonal = whole.diagonal()[:-1]
         if float(diagonal.min()) < 0:
             raise ValueError("a sum of squares on its diagonal is negative")
-        trace = float(diagonal.sum())
-        if trace > count * self.width * max_rms**2:
-            rms = math.sqrt(trace / count / self.width)
-            raise ValueError(f"its trace is too large: numbers of {rms:.3g} on average, {max_rms:.3g} is the most")
-        whole.diagonal().add_(PSD_TOLERANCE * (trace + count))
+        if self.rms > MAX_RMS:
+            raise ValueError(f"its trace is too large: numbers of {self.rms:.3g} on average, {MAX_RMS:.3g} is the most")
+        whole.diagonal().add_(PSD_TOLERANCE * whole.trace())
         if int(torch.linalg.cholesky_ex(whole).info):
             raise ValueError("it is not positive semi-definite, and every sum of outer products is")
 

@@ -112,8 +112,9 @@ class MixtureBlock(Block):
 
 
 class MixtureEmbedding(Embedding):
-    """With a table of what each token says about each expert, (vocabulary, D)."""
+    """With the tables of a gate that reads tokens: counts, which no gradient moves."""
 
     def __init__(self, config: MixtureConfig) -> None:
         super().__init__(config)
-        self.gate = nn.Parameter(torch.empty(config.vocab_size, len(config.experts)))
+        tables = gates[config.gate].tables(config.vocab_size, len(config.experts))
+        self.gate = nn.ParameterDict({n: nn.Parameter(torch.empty(s), requires_grad=False) for n, s in tables.items()})

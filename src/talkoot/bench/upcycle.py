@@ -19,7 +19,7 @@ from talkoot.bench.outcome import Bar, Options, Outcome, Row
 from talkoot.bench.peer_upcycle import Arm, Scores, Setting, Trial, try_all
 
 CLAIM = "Dense experts become one mixture of experts without training, and it keeps nearly all that they knew"
-OURS = "naive-bayes"
+OURS = "bigram"
 PAPER, LEAST, OF_ORACLE, COST, EXACT = 91.0, 97.6, 94.0, 1.25, 1e-5
 BASELINES = ("weight average", "random gates", "trained from random gates", "best single expert", "seed")
 WORDS = {
@@ -28,6 +28,7 @@ WORDS = {
     "token": "gate on single states, ridge",
     "mean": "gate on the running mean of states, ridge",
     "naive-bayes": "gate by naive Bayes on the tokens so far",
+    "bigram": "ours: gate by the domains' bigram models on the tokens so far",
     "prompt": "one expert per text, by naive Bayes on its first 64 tokens",
     "oracle": "one expert per text, the right one",
     "oracle, pinned trunk": "the right one, over the seed's trunk",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from talkoot.blend.mixture.gates.gate import gates
-from talkoot.blend.mixture.gates.naive_bayes import NaiveBayes
+from talkoot.blend.mixture.gates.naive_bayes import NaiveBayes, look_up
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,25 +38,25 @@ class _Bigram(NaiveBayes):
         from talkoot.blend.router.bigram import log_chances
         from talkoot.blend.statistics.histogram import hashed
 
-        single, before = tables["chances"][tokens], _before(tokens, positions, cache)
-        first = before.clamp(min=0)
-        pairs = tables["pairs"][hashed(first, tokens, self.buckets)]
-        after = log_chances(pairs, single.exp(), tables["counts"][first])
-        return after.where((before >= 0)[..., None], single)
+        single, (before, first) = look_up(tables["chances"], tokens), _before(tokens, positions, cache)
+        pairs = look_up(tables["pairs"], hashed(before, tokens, self.buckets))
+        after = log_chances(pairs, single.exp(), look_up(tables["counts"], before))
+        return after if first is None else single.where(first[..., None], after)
 
 
-def _before(tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
-    """The token in front of each, (B, T); -1 in front of a text's first."""
-    before = tokens.roll(1, 1)
-    before[:, 0] = -1
+def _before(tokens: Tensor, positions: Positions, cache: Cache | None) -> tuple[Tensor, Tensor | None]:
+    """The token in front of each, and which tokens are a text's first or padding; None if none is. (B, T) both."""
+    known = cache.carried.get(LAST) if cache is not None else None
     if cache is not None:
-        if LAST in cache.carried:
-            before[:, 0] = cache.carried[LAST]
         cache.carried[LAST] = tokens[:, -1]
-    if positions.padding is not None:
-        columns = tokens.new_tensor(range(positions.past, positions.past + tokens.shape[1]))
-        before = before.masked_fill(columns <= positions.padding[:, None], -1)
-    return before
+    if known is not None and positions.padding is None and tokens.shape[1] == 1:
+        return known[:, None], None
+    before = tokens.roll(1, 1)
+    if known is not None:
+        before[:, 0] = known
+    columns = tokens.new_tensor(range(positions.past, positions.past + tokens.shape[1]))
+    padding = 0 if positions.padding is None else positions.padding[:, None]
+    return before, (columns <= padding).expand(tokens.shape)
 
 
 gates.register("bigram")(_Bigram())

@@ -40,7 +40,12 @@ class NaiveBayes(Gate):
         self, tables: Mapping[str, Tensor], tokens: Tensor, positions: Positions, cache: Cache | None
     ) -> Tensor:
         """What each token says about each expert, (B, T, D)."""
-        return tables["chances"][tokens]
+        return look_up(tables["chances"], tokens)
+
+
+def look_up(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table (n, D) by indices of any shape; plain indexing says the same and takes twice as long."""
+    return table.index_select(0, index.flatten()).view(*index.shape, -1)
 
 
 gates.register("naive-bayes")(NaiveBayes())

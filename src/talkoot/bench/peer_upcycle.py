@@ -61,11 +61,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     general: tuple[str, ...] = ("perl-manual", "elisp", "gcide")
     megabytes: float = 2.5
     model: Mapping[str, object] = {}
-    general_steps: int = 900
-    steps: int = 180
+    general_steps: int = 1200
+    steps: int = 140
     tune_steps: int = 60
     tune_rate: float = 3e-3
-    windows: int = 32
+    windows: int = 28
     counted: int = 192
     prompt: int = 64
 
@@ -306,7 +306,7 @@ def _fuse(work: _Work) -> Arm:
     if work.trained == "all":
         pinned = fusion.mixture("oracle", trunk="pinned")
         scores["oracle, pinned trunk"] = fusion.score(pinned.forced)
-    for name, made in _gated(fusion):
+    for name, made in _gated(fusion, work.trained == "mlp"):
         scores[name], accuracy[name] = fusion.score(lambda _, made=made: made), fusion.accuracy(made)
     forced = {name: oracle.forced(name) for name in fusion.experts}
     return Arm(
@@ -319,14 +319,16 @@ def _fuse(work: _Work) -> Arm:
     )
 
 
-def _gated(fusion: Fusion) -> Iterator[tuple[str, Mixture]]:
-    """Every mixture with gates."""
+def _gated(fusion: Fusion, trained: bool) -> Iterator[tuple[str, Mixture]]:
+    """Every mixture with gates; those whose gates were trained, too, if asked for."""
     yield "random gates", fusion.mixture("token", random=1)
     yield "paper", fusion.mixture("token", paper=True, bias=True)
     yield "token", fusion.mixture("token")
     yield "mean", fusion.mixture("mean")
     yield "naive-bayes", fusion.mixture("naive-bayes")
     yield "bigram", fusion.mixture("bigram")
+    if not trained:
+        return
     steps = fusion.setting.tune_steps
     how = FitSettings(learning_rate=fusion.setting.tune_rate, horizon=steps, warmup=max(1, steps // 10))
     for name, random in (("trained from random gates", 1), ("trained from closed form", None)):

@@ -50,7 +50,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         megabytes: of each corpus.
         model: section of the recipe.
         general_steps, steps: of the seed, on all text; of each expert.
-        tune_steps, tune_rate: of gates that are trained.
+        tune_steps: of gates that are trained, with two experts per token.
+        random_rate, refine_rate: learning rates, from random gates on and from closed-form ones, each the best of some
+            that were tried; temperature: of both, so that scores of ridge regression, all near 0 or 1, part experts.
         windows: of test text per domain, spread over it.
         counted: windows of training text per domain, spread over it, whose states gates are fitted to; gates on tokens
             count all of it.
@@ -64,7 +66,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     general_steps: int = 1200
     steps: int = 140
     tune_steps: int = 60
-    tune_rate: float = 3e-3
+    random_rate: float = 5e-3
+    refine_rate: float = 1e-3
+    temperature: float = 0.1
     windows: int = 28
     counted: int = 192
     prompt: int = 64
@@ -329,12 +333,14 @@ def _gated(fusion: Fusion, trained: bool) -> Iterator[tuple[str, Mixture]]:
     yield "bigram", fusion.mixture("bigram")
     if not trained:
         return
-    steps = fusion.setting.tune_steps
-    how = FitSettings(learning_rate=fusion.setting.tune_rate, horizon=steps, warmup=max(1, steps // 10))
-    for name, random in (("trained from random gates", 1), ("trained from closed form", None)):
-        made = fusion.mixture("token", random=random, top_k=2)
-        tune_gates(made, fusion.batches(), how)
-        yield name, made
+    setting, steps = fusion.setting, fusion.setting.tune_steps
+    starts = (("random gates", 1, setting.random_rate), ("closed form", None, setting.refine_rate))
+    for name, random, rate in starts:
+        made = fusion.mixture("token", random=random, top_k=2, temperature=setting.temperature)
+        if random is None:
+            yield "closed form, two experts", made
+        tune_gates(made, fusion.batches(), FitSettings(learning_rate=rate, horizon=steps, warmup=max(1, steps // 10)))
+        yield f"trained from {name}", made
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ WORDS = {
     "prompt": "one expert per text, by naive Bayes on its first 64 tokens",
     "oracle": "one expert per text, the right one",
     "oracle, pinned trunk": "the right one, over the seed's trunk",
+    "closed form, two experts": "gate on single states, ridge; two experts per token",
     "trained from random gates": "random gates, trained; two experts per token (BTX)",
     "trained from closed form": "closed-form gates, trained; two experts per token",
 }

@@ -11,7 +11,7 @@ from talkoot.bench.peer_upcycle import Arm, Setting, Trial
 from talkoot.bench.upcycle import BASELINES, OURS, bars, notes, outcome, rows, score, shares, table
 
 SETTING = Setting(domains=("a", "b"), prompt=2)
-METHODS = ("seed", "weight average", "oracle", "prompt", "random gates", "paper", "token", "mean", OURS)
+METHODS = ("seed", "weight average", "oracle", "prompt", "random gates", "paper", "token", "mean", "naive-bayes", OURS)
 TRAINED = ("trained from random gates", "trained from closed form")
 
 

@@ -9,7 +9,8 @@ from mixture_toys import CONTRIBUTOR, NAMES, expert, experts, model, shape, text
 from talkoot.blend.mixture.assemble import assemble, with_expert, without_expert
 from talkoot.blend.mixture.counting import count, feature_digest
 from talkoot.blend.mixture.fitting import fit_gates
-from talkoot.blend.statistics import Gram, Statistics, merge
+from talkoot.blend.statistics import Features, Gram, Statistics, merge
+from talkoot.blend.statistics import count as count_tokens
 from talkoot.core.errors import TalkootError
 from talkoot.core.keys import Key
 from talkoot.model.huggingface import save_folder
@@ -202,7 +203,7 @@ def test_every_token_counts_once_and_none_is_padding():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 @pytest.mark.parametrize("owners", [3, 7])
 def test_what_several_owners_count_apart_adds_up_to_what_one_would_have_counted(gate, owners):
     central, federated = fitted(gate), fitted(gate)
@@ -274,7 +275,7 @@ def test_a_gate_is_ridge_regression_of_the_domain_on_the_states(bias):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 def test_fitted_gates_send_most_tokens_of_a_domain_to_its_expert(gate):
     made = fitted(gate)
     for number in range(3):
@@ -294,7 +295,7 @@ def test_the_papers_columns_have_norm_one():
     torch.testing.assert_close(made.mixtures[0].gate.weight.norm(dim=1), torch.ones(3))
 
 
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 def test_an_expert_that_came_and_went_leaves_the_gates_of_never_having_been_there(gate):
     made = fitted(gate)
     parts = all_counted(made, gate)
@@ -356,13 +357,13 @@ def test_a_routed_second_pass_counts_what_the_gates_lead_to():
 
 def test_naive_bayes_knows_the_logarithm_of_every_tokens_chance_in_each_domain():
     made = fitted("naive-bayes")
-    table = made.tensors()["model.embed_tokens.gate"]
+    table = made.tensors()["model.embed_tokens.gate.chances"]
     torch.testing.assert_close(table.exp().sum(0), torch.ones(3))
     counts = torch.tensor(text(1)).flatten().bincount(minlength=64) + 0.5
     torch.testing.assert_close(table[:, 1], (counts / counts.sum()).log())
 
 
-@pytest.mark.parametrize("gate", ["mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["mean", "bigram"])
 def test_signed_files_of_what_was_counted_give_the_same_gates(tmp_path, gate):
     made, key = assemble(experts(), model(), gate=gate).mixture, Key()
     for number, name in enumerate(NAMES):
@@ -371,6 +372,20 @@ def test_signed_files_of_what_was_counted_give_the_same_gates(tmp_path, gate):
     read = {n: Statistics.read(tmp_path / n, features=feature_digest(model(), gate, "t")) for n in NAMES}
     fit_gates(made, read)
     assert same(made, fitted(gate))
+
+
+def test_a_routers_counts_in_more_buckets_serve_the_gate_and_fewer_do_not():
+    made, parts = assemble(experts(), model(), gate="bigram").mixture, {}
+    for buckets in (1 << 18, 1 << 20, 1 << 10):
+        features = Features(Tokenizer.characters("".join(chr(200 + n) for n in range(62))), buckets=buckets)
+        parts[buckets] = {name: count_tokens(name, text(n), features, Key()) for n, name in enumerate(NAMES)}
+    fit_gates(made, parts[1 << 18])
+    before = made.tensors()["model.embed_tokens.gate.pairs"].clone()
+    fit_gates(made, parts[1 << 20])
+    assert torch.equal(made.tensors()["model.embed_tokens.gate.pairs"], before)
+    assert same(made, fitted("bigram"))
+    with pytest.raises(TalkootError, match="cannot be fitted"):
+        fit_gates(made, parts[1 << 10])
 
 
 def test_sums_are_in_double_precision():

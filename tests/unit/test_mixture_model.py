@@ -7,16 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixture_toys import NAMES, experts, model, shape, text
+from mixture_toys import CONTRIBUTOR, NAMES, experts, model, shape, text
 from talkoot.blend.mixture.assemble import assemble
 from talkoot.blend.mixture.config import MixtureConfig
-from talkoot.blend.mixture.fitting import randomise_gates
+from talkoot.blend.mixture.counting import count
+from talkoot.blend.mixture.fitting import fit_gates, randomise_gates
 from talkoot.blend.mixture.gates import gates
 from talkoot.blend.mixture.layer import route, run_grouped
 from talkoot.blend.mixture.model import Mixture
+from talkoot.blend.router import rules
+from talkoot.blend.router.router import collect
+from talkoot.blend.statistics import Features
+from talkoot.blend.statistics import count as count_tokens
 from talkoot.core.errors import TalkootError
+from talkoot.core.keys import Key
 from talkoot.model.decoder import Cache
 from talkoot.model.generate import generate, stream
+from talkoot.model.tokenizer import Tokenizer
 
 torch.set_num_threads(1)
 LOUD = 60.0  # times the random gates, so that tokens of one text part ways
@@ -24,6 +31,10 @@ LOUD = 60.0  # times the random gates, so that tokens of one text part ways
 
 def mixture(gate="token", seed=5, **choices):
     made = assemble(experts(), model(), gate=gate, **choices).mixture
+    if gates[gate].reads_tokens:
+        asked = {"gate": gate, "tokenizer": "t", "contributor": CONTRIBUTOR}
+        fit_gates(made, {name: count(model(), text(n), domain=name, **asked) for n, name in enumerate(NAMES)})
+        return made
     randomise_gates(made, seed)
     with torch.no_grad():
         for value in made.gate_tensors().values():
@@ -57,18 +68,28 @@ def test_a_forced_expert_shares_the_weights_of_the_mixture():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean"])
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_a_gate_that_always_prefers_one_expert_is_that_expert(gate, top_k):
-    made = mixture(gate, top_k=top_k, bias=gate != "naive-bayes")
+    made = mixture(gate, top_k=top_k, bias=True)
     for name, value in made.gate_tensors().items():
         value.zero_()
         if name.endswith("gate.bias"):
             value[2] = 1000.0
-        elif gate == "naive-bayes":
-            value[:, 2] = 1000.0
     difference = (made(tokens()) - made.forced("cedar")(tokens())).abs().max()
     assert difference <= (0 if top_k == 1 else 1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("gate", ["naive-bayes", "bigram"])
+def test_a_gate_on_tokens_scores_what_the_routers_rule_scores_for_the_same_past(gate):
+    made, row = mixture(gate), tokens()[0]
+    features = Features(Tokenizer.characters("".join(chr(200 + n) for n in range(62))), buckets=1 << 18)
+    known = {name: count_tokens(name, text(n), features, Key()) for n, name in enumerate(NAMES)}
+    rule = rules[gate](collect(known, features))
+    expected = torch.stack([rule(row[: place + 1]) for place in range(len(row))])
+    seen = made._positions(row[None], 0, 0, None).scores
+    torch.testing.assert_close(seen[0], expected, atol=1e-4, rtol=1e-5)
 
 
 def brute_force(experts, rows, chosen):
@@ -108,7 +129,7 @@ def test_weights_are_a_softmax_of_the_chosen_scores_or_shares_of_one_over_all():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_reading_token_by_token_gives_the_logits_of_reading_at_once(gate, top_k):
     made = mixture(gate, top_k=top_k)
@@ -119,7 +140,7 @@ def test_reading_token_by_token_gives_the_logits_of_reading_at_once(gate, top_k)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 def test_no_gate_looks_ahead(gate):
     made, changed = mixture(gate), tokens()
     changed[:, 25:] = 63 - changed[:, 25:]
@@ -128,7 +149,7 @@ def test_no_gate_looks_ahead(gate):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 def test_padding_in_front_changes_nothing_for_the_text_behind_it(gate):
     made, alone = mixture(gate), tokens(1, 20)
     padded = torch.cat([torch.full((1, 6), 7), alone], 1)
@@ -141,7 +162,7 @@ def test_padding_in_front_changes_nothing_for_the_text_behind_it(gate):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["mean", "naive-bayes", "bigram"])
 def test_a_cache_that_goes_on_with_other_rows_keeps_each_texts_memory(gate):
     made, cache, swapped = mixture(gate), Cache(), Cache()
     made(tokens()[:, :20], cache)
@@ -151,7 +172,7 @@ def test_a_cache_that_goes_on_with_other_rows_keeps_each_texts_memory(gate):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes"])
+@pytest.mark.parametrize("gate", ["token", "mean", "naive-bayes", "bigram"])
 def test_generation_runs_a_mixture_as_it_runs_a_dense_model(gate):
     made = mixture(gate)
     rows = generate(made, tokens(2, 8), 6, eos_id=())

@@ -41,8 +41,9 @@ def test_one_expert_with_weight_one_gives_the_gate_no_gradient_and_is_refused():
     with pytest.raises(TalkootError, match="cannot be trained") as refused:
         tune_gates(made, batches(1), HOW)
     assert "top_k" in refused.value.next
-    with pytest.raises(TalkootError, match="cannot be trained"):
-        tune_gates(mixture(gate="prompt"), batches(1), HOW)
+    for gate in ("prompt", "bigram"):
+        with pytest.raises(TalkootError, match="cannot be trained"):
+            tune_gates(assemble(experts(), model(), gate=gate, top_k=2).mixture, batches(1), HOW)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,6 @@ def test_one_expert_with_weight_one_gives_the_gate_no_gradient_and_is_refused():
     [
         ({"top_k": 2}, 0.0),
         ({"top_k": 2, "gate": "mean"}, 0.0),
-        ({"top_k": 2, "gate": "naive-bayes"}, 0.0),
         ({"renormalised": False}, 0.0),
         ({}, 0.1),
     ],

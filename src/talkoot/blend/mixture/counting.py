@@ -80,7 +80,7 @@ def count(
             "this gate needs no statistics", f"gate {gate}", "the caller chooses the expert", "count for another"
         )
     grams = {layer_name(i): Gram(config.width) for i in range(1, config.layers + 1)} if method.reads_states else {}
-    histogram = Histogram(config.vocab_size) if method.reads_tokens else None
+    histogram = Histogram(config.vocab_size, method.buckets) if method.reads_tokens else None
     read = [as_ids(ids, config.vocab_size) for ids in documents if len(ids)]
     if not read:
         raise _bad("a domain is empty", domain, "no document holds a token", "name a text that is not empty")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from talkoot.blend.mixture.counting import layer_name
 from talkoot.blend.mixture.gates import gates
 from talkoot.blend.mixture.model import Mixture
-from talkoot.blend.mixture.names import SCORES
-from talkoot.blend.router.naive_bayes import token_chances
+from talkoot.blend.mixture.names import TABLES
 from talkoot.blend.solve import ridge
-from talkoot.blend.statistics import Gram, Statistics
+from talkoot.blend.statistics import Gram, Histogram, Statistics
 from talkoot.core.errors import TalkootError
 
 
@@ -27,8 +27,9 @@ def fit_gates(
 ) -> dict[str, float]:
     """Set all gates of a mixture, in place.
 
-    A gate on states is ridge regression of the domain's label on the states, ``W = (A + s I)^-1 B``: sums over domains
-    in the order of the experts, so that adding an expert and removing it again gives what was there before.
+    A gate on tokens is what was counted. A gate on states is ridge regression of the domain's label on the states,
+    ``W = (A + s I)^-1 B``. Both are sums over domains in the order of the experts, so that adding an expert and
+    removing it again gives what was there before.
 
     Args:
         mixture: its config says which gates, and whether they have an intercept.
@@ -46,8 +47,11 @@ def fit_gates(
     config, method = mixture.config, gates[mixture.config.gate]
     _check(mixture, statistics)
     if method.reads_tokens:
-        counts = [one.unigrams for one in (statistics[name].histogram for name in config.experts) if one is not None]
-        mixture.tensors()[SCORES].copy_(token_chances(torch.stack(counts, 1)).log())
+        counted = [one for one in (statistics[name].histogram for name in config.experts) if one is not None]
+        unigrams = torch.stack([one.unigrams for one in counted], 1)
+        bigrams = torch.stack([_folded(one, method.buckets) for one in counted], 1)
+        for name, values in method.fit(unigrams, bigrams).items():
+            mixture.tensors()[TABLES + name].copy_(values)
     found: dict[str, float] = {}
     for index, layer in enumerate(mixture.mixtures, 1):
         if layer.gate is None:
@@ -66,7 +70,7 @@ def fit_gates(
 
 
 def randomise_gates(mixture: Mixture, seed: int) -> None:
-    """Gates as a mixture has them before any training, as a baseline: normal, of deviation 0.02."""
+    """Gates on states as a mixture has them before any training, as a baseline: normal, of deviation 0.02."""
     fresh = Mixture(mixture.config, seed=seed).gate_tensors()
     with torch.no_grad():
         for name, value in mixture.gate_tensors().items():
@@ -88,8 +92,19 @@ def _check(mixture: Mixture, statistics: Mapping[str, Statistics]) -> None:
         if any(gram is None or gram.width != config.width for gram in grams):
             raise _bad(name, f"they lack a block's sums of width {config.width}", f"count for gate {config.gate!r}")
         counted = part.histogram
-        if method.reads_tokens and (counted is None or counted.vocabulary != config.vocab_size):
-            raise _bad(name, f"they lack counts of {config.vocab_size} tokens", f"count for gate {config.gate!r}")
+        if method.reads_tokens and not _serves(counted, config.vocab_size, method.buckets):
+            words = f"counts of {config.vocab_size} tokens" + (" and of pairs" if method.buckets else "")
+            raise _bad(name, f"they lack {words}", f"count for gate {config.gate!r}")
+
+
+def _serves(histogram: Histogram | None, vocabulary: int, buckets: int) -> bool:
+    fits = histogram is not None and histogram.vocabulary == vocabulary
+    return fits and (not buckets or (histogram.buckets >= buckets and histogram.buckets % buckets == 0))
+
+
+def _folded(histogram: Histogram, buckets: int) -> Tensor:
+    """Counts of pairs in so many buckets: a hash modulo a multiple says what it is modulo the number itself."""
+    return histogram.bigrams.view(-1, buckets).sum(0) if buckets else histogram.bigrams[:0]
 
 
 def _bad(where: str, why: str, next: str) -> TalkootError:

@@ -92,11 +92,9 @@ def run_grouped(experts: Sequence[nn.Module] | nn.ModuleList, rows: Tensor, chos
     if max(counts) == len(flat):  # all agree, as in a text of one domain
         return experts[counts.index(len(flat))](rows if top_k == 1 else rows.repeat_interleave(top_k, 0))
     order = flat.argsort(stable=True)
-    parts = rows[order if top_k == 1 else order // top_k].split(counts)
-    done = [expert(part) for expert, part in zip(experts, parts, strict=True) if len(part)]
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return torch.cat(done)[back]
+    parts = rows.index_select(0, order if top_k == 1 else order // top_k).split(counts)
+    done = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True) if len(part)])
+    return torch.empty_like(done).index_copy(0, order, done)
 
 
 class MixtureBlock(Block):
@@ -112,8 +110,9 @@ class MixtureBlock(Block):
 
 
 class MixtureEmbedding(Embedding):
-    """With a table of what each token says about each expert, (vocabulary, D)."""
+    """With the tables of a gate that reads tokens: counts, which no gradient moves."""
 
     def __init__(self, config: MixtureConfig) -> None:
         super().__init__(config)
-        self.gate = nn.Parameter(torch.empty(config.vocab_size, len(config.experts)))
+        tables = gates[config.gate].tables(config.vocab_size, len(config.experts))
+        self.gate = nn.ParameterDict({n: nn.Parameter(torch.empty(s), requires_grad=False) for n, s in tables.items()})

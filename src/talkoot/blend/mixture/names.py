@@ -1,16 +1,16 @@
 """Which of a mixture's tensors is what, by canonical name."""
 
-SCORES = "model.embed_tokens.gate"  # (vocabulary, D): what each token says about each expert
+TABLES = "model.embed_tokens.gate."  # of gates that read tokens
 
 
 def is_trunk(name: str) -> bool:
     """Whether a tensor belongs to what all experts share."""
-    return ".mlp." not in name and name != SCORES
+    return ".mlp." not in name and not name.startswith(TABLES)
 
 
 def is_gate(name: str) -> bool:
     """Whether a tensor is a gate's."""
-    return ".mlp.gate." in name or name == SCORES
+    return ".mlp.gate." in name or name.startswith(TABLES)
 
 
 def of_expert(name: str, number: int) -> str:

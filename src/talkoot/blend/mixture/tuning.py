@@ -36,9 +36,10 @@ def tune_gates(mixture: Mixture, batches: Iterable[Tensor], settings: FitSetting
     Raises:
         TalkootError: the gates would get no gradient, there are none, or training diverges.
     """
-    config, parameters = mixture.config, mixture.gate_tensors()
+    config = mixture.config
+    parameters = {name: value for name, value in mixture.gate_tensors().items() if value.requires_grad}
     if not parameters:
-        raise _bad(f"gate {config.gate!r} has no weights", "choose a gate that has: token or mean")
+        raise _bad(f"gate {config.gate!r} has no weights, at most counts", "choose a gate that has: token or mean")
     if config.top_k == 1 and config.renormalised and not balance > 0:
         why = "each token visits one expert with a weight of exactly 1, so the loss does not depend on the gate"
         raise _bad(why, "let tokens visit two experts (top_k = 2), or add a load-balance term (balance = 0.01)")

@@ -26,13 +26,17 @@ def bigram(counted: Counted) -> Scorer:
 def language_model(counted: Counted) -> Scorer:
     """Token ids to the log-probability of each token in each domain, (T, D), in nats; of single ones without pairs."""
     chances, pairs, buckets = token_chances(counted.unigrams), counted.bigrams, counted.features.buckets
-    single, before = chances.log(), counted.unigrams.double() + PRIOR
-    chances = chances * PRIOR
+    single, before = chances.log(), counted.unigrams.double()
 
     def score(ids: Tensor) -> Tensor:
         if not buckets:
             return single[ids]
-        both = pairs[pair_buckets(ids, buckets)] + chances[ids[1:]]
-        return torch.cat([single[ids[:1]], (both / before[ids[:-1]]).log()])
+        after = log_chances(pairs[pair_buckets(ids, buckets)], chances[ids[1:]], before[ids[:-1]])
+        return torch.cat([single[ids[:1]], after])
 
     return score
+
+
+def log_chances(pairs: Tensor, chances: Tensor, before: Tensor) -> Tensor:
+    """Log-probability of a token after another, from counts of the pair and of the other, and its own probability."""
+    return ((pairs + PRIOR * chances) / (before + PRIOR)).log()

@@ -129,6 +129,11 @@ def as_ids(ids: Sequence[int] | Tensor, vocabulary: int) -> Tensor:
 
 def pair_buckets(tokens: Tensor, buckets: int) -> Tensor:
     """The bucket of each pair of neighbours, (n - 1,); multiplicative hashing (Knuth 1973), the same everywhere."""
-    mixed = tokens[:-1] * 0x9E3779B1 + tokens[1:]
+    return hashed(tokens[:-1], tokens[1:], buckets)
+
+
+def hashed(first: Tensor, second: Tensor, buckets: int) -> Tensor:
+    """The bucket of each pair of a token and the one after it, of any shape."""
+    mixed = first * 0x9E3779B1 + second
     mixed = (mixed ^ (mixed >> 29)) * 0x2545F4914F6CDD1D  # int64 wraps around
     return ((mixed >> 32) & 0x7FFFFFFF) % buckets

@@ -5,6 +5,7 @@ Nothing in this folder imports torch: gates work on the tensors that they are gi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from talkoot.core.registry import Registry
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A gate with weights in every block reads states, one with a table over the vocabulary reads tokens; one with
+    """A gate with weights in every block reads states, one with tables of what tokens tell reads tokens; one with
     neither leaves the choice, one expert for a whole text, to the caller (``Mixture.forced``)."""
 
     reads_states = False
     reads_tokens = False
+    buckets = 0  # of pairs of neighbours, in the histograms that the gate is fitted to
 
     def features(self, x: Tensor, positions: Positions, cache: Cache | None, slot: int) -> Tensor:
         """What a block's linear gate sees of the inputs of its experts, causally: (B, T, n) to as much again.
@@ -34,9 +36,17 @@ class Gate:
         """
         return x
 
-    def scores(self, evidence: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
-        """Scores of the experts (B, T, D), one for all blocks, from each token's entry in the table (B, T, D)."""
-        return evidence
+    def tables(self, vocabulary: int, experts: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of what a gate that reads tokens knows, by name; the experts are the last dimension."""
+        return {}
+
+    def fit(self, unigrams: Tensor, bigrams: Tensor) -> dict[str, Tensor]:
+        """The tables from every domain's counts: (vocabulary, D) and (buckets, D) int64."""
+        return {}
+
+    def scores(self, tables: Mapping[str, Tensor], tokens: Tensor, positions: Positions, cache: Cache | None) -> Tensor:
+        """Scores of the experts (B, T, D), one for all blocks, from token ids (B, T)."""
+        raise NotImplementedError
 
 
 gates: Registry[Gate] = Registry("gate")

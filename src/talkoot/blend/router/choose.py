@@ -45,6 +45,6 @@ def accuracy(router: Router, documents: Mapping[str, Sequence[Sequence[int]]], w
     for length in wanted.lengths:
         for label, name in enumerate(router.names):
             prompts = draw_prompts(documents.get(name, ()), length, wanted.prompts, wanted.seed)
-            right = [int(router.measure(prompt)[0].argmax()) == label for prompt in prompts]
+            right = [int(router.scored(prompt).argmax()) == label for prompt in prompts]
             shares += [sum(right) / len(right)] if right else []
     return float(torch.tensor(shares, dtype=torch.float64).mean()) if shares else 0.0

@@ -113,9 +113,13 @@ class Router:
         """Decide about a prompt."""
         return self.route(self.features.tokenizer.encode(text))
 
+    def scored(self, tokens: Tensor) -> Tensor:
+        """The rule's scores (D,), before calibration; of at least one token."""
+        return self._score(tokens)
+
     def measure(self, tokens: Tensor) -> tuple[Tensor, float]:
         """The rule's scores (D,), and the familiarity, before calibration; of at least one token."""
-        return self._score(tokens), float(self._log_likelihoods(tokens).mean(0).max())
+        return self.scored(tokens), float(self._log_likelihoods(tokens).mean(0).max())
 
     def calibrated(self, documents: Mapping[str, Sequence[Sequence[int]]], wanted: Wanted | None = None) -> Router:
         """The same router with probabilities and thresholds from held-out documents of each domain (token ids)."""

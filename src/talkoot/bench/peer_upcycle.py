@@ -266,7 +266,7 @@ class Fusion:
     def prompted(self, made: Mixture) -> tuple[Scores, float]:
         """One expert per window, by naive Bayes on its first tokens; and how many windows got their own."""
         features = Features(self.tokenizer, buckets=0)
-        known = {n: count_tokens(n, [self._tokens(n, "train")], features, self.key) for n in self.texts}
+        known = {n: count_tokens(n, [self._tokens(n, "train").tolist()], features, self.key) for n in self.texts}
         router = Router.fit(known, features, rule="naive-bayes")
         found, right = {}, []
         for name, rows in self.tests.items():

@@ -98,8 +98,9 @@ def _check(mixture: Mixture, statistics: Mapping[str, Statistics]) -> None:
 
 
 def _serves(histogram: Histogram | None, vocabulary: int, buckets: int) -> bool:
-    fits = histogram is not None and histogram.vocabulary == vocabulary
-    return fits and (not buckets or (histogram.buckets >= buckets and histogram.buckets % buckets == 0))
+    if histogram is None or histogram.vocabulary != vocabulary:
+        return False
+    return not buckets or (histogram.buckets >= buckets and histogram.buckets % buckets == 0)
 
 
 def _folded(histogram: Histogram, buckets: int) -> Tensor:

@@ -45,7 +45,7 @@ class Mixture(Stage):
         positions = super()._positions(x, front, past, cache)
         first = self.layers[0]
         if front == 0 and isinstance(first, MixtureEmbedding):
-            positions.scores = gates[self.config.gate].scores(first.gate, x, positions, cache)
+            positions.scores = gates[self.config.gate].scores(dict(first.gate.items()), x, positions, cache)
         return positions
 
     @property

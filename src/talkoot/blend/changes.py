@@ -23,7 +23,7 @@ from talkoot.blend.mixture.gates import gates
 from talkoot.blend.mixture.store import save_mixture
 from talkoot.blend.router import Router, Wanted, choose
 from talkoot.blend.statistics import Features, Statistics, count
-from talkoot.blend.text import documents_of, has_part, pack_split, split_source
+from talkoot.blend.text import documents_of, has_part, pack_split, split_source, spread_windows
 from talkoot.core.errors import TalkootError
 from talkoot.core.keys import Key
 from talkoot.model.folder import Entry
@@ -175,7 +175,7 @@ def upcycle(
     Args:
         gate, top_k, trunk: see :class:`talkoot.blend.mixture.config.MixtureConfig`.
         format: on disk; empty = the standard one of the experts' family, where it can hold the gate.
-        tokens: of each domain's text, at most; ``window``: that a gate's state looks back to.
+        tokens: of each domain's text, about, for gates on states; ``window``: that such a state looks back to.
 
     Raises:
         TalkootError: fewer than two experts, unlike shapes or tokenizers, or a domain's text is not here.
@@ -186,7 +186,7 @@ def upcycle(
         bias = format == "custom" and gates[gate].reads_states
         made = assemble(places, general if trunk == "pinned" else None, gate=gate, top_k=top_k, trunk=trunk, bias=bias)
         tokenizer = made.tokenizer or Tokenizer.load(next(iter(places.values())))
-        condition = _fit(made, places, _Texts(folder, tokenizer, tokens), key, window)
+        condition = _fit(made, places, _Texts(blend, tokenizer, tokens, window), key)
         target = folder / MIXTURE
         written = save_mixture(target, made.mixture, tokenizer, format)
         parameters = sum(value.numel() for value in made.mixture.tensors().values())
@@ -197,31 +197,49 @@ def upcycle(
 
 
 class _Texts(NamedTuple):
-    """Where the domains' tokens lie, whose they are, and how many of each are enough."""
+    """Where the domains' tokens lie, whose they are, and how much of each is enough."""
 
-    folder: Path
+    blend: Blend
     tokenizer: Tokenizer
     tokens: int
+    window: int
 
 
-def _fit(made: Assembly, places: Mapping[str, Path], texts: _Texts, key: Key, window: int) -> float:
+def _fit(made: Assembly, places: Mapping[str, Path], texts: _Texts, key: Key) -> float:
     """Set the gates of a mixture; the worst condition number on the way."""
-    config = made.mixture.config
-    if not (gates[config.gate].reads_states or gates[config.gate].reads_tokens):
+    method = gates[made.mixture.config.gate]
+    if not (method.reads_states or method.reads_tokens):
         return 0.0
-    statistics = {
-        name: count_states(
-            load_model(place) if made.exact else made.mixture.forced(name),
-            _train_text(texts, name),
-            domain=name,
-            gate=config.gate,
-            tokenizer=texts.tokenizer.digest(),
-            contributor=key.peer,
-            window=window,
-        )
-        for name, place in places.items()
-    }
+    statistics = None if method.reads_states else _router_statistics(texts)
+    if statistics is None:
+        statistics = {name: _counted(made, name, place, texts, key) for name, place in places.items()}
     return max(fit_gates(made.mixture, statistics).values(), default=0.0)
+
+
+def _router_statistics(texts: _Texts) -> dict[str, Statistics] | None:
+    """What owners counted for the router serves a gate on tokens as well, if all have it and read the same tokens."""
+    features = features_of(texts.blend.folder)
+    files = {expert.name: texts.blend.statistics_file(expert.name) for expert in texts.blend}
+    if features.tokenizer.digest() != texts.tokenizer.digest() or None in files.values():
+        return None
+    return {name: Statistics.read(path, features=features.id) for name, path in files.items() if path is not None}
+
+
+def _counted(made: Assembly, name: str, place: Path, texts: _Texts, key: Key) -> Statistics:
+    """A domain's statistics for a gate: its text through the trunk with its own expert."""
+    config, window = made.mixture.config, texts.window
+    documents = _train_text(texts, name)
+    if gates[config.gate].reads_states:  # as dear as reading the text with the model
+        documents = spread_windows(documents, window, texts.tokens)
+    return count_states(
+        load_model(place) if made.exact else made.mixture.forced(name),
+        documents,
+        domain=name,
+        gate=config.gate,
+        tokenizer=texts.tokenizer.digest(),
+        contributor=key.peer,
+        window=window,
+    )
 
 
 def features_of(folder: Path) -> Features:
@@ -260,15 +278,15 @@ def _calibrated(router: Router, folder: Path) -> Router:
     return router.calibrated(documents) if documents else router
 
 
-def _train_text(texts: _Texts, name: str) -> list[list[int]]:
-    if not has_part(texts.folder, name, "train"):
+def _train_text(texts: _Texts, name: str) -> Sequence[Sequence[int]]:
+    if not has_part(texts.blend.folder, name, "train"):
         raise TalkootError(
             f"the text of domain {name!r} is not here",
-            where=str(texts.folder),
+            where=str(texts.blend.folder),
             why="gates are fitted to what the trunk makes of each domain's text, and this expert came without any",
-            next="add it again with --text, or fuse with --gate prompt, which needs none",
+            next="add it again with --text, or fuse with --gate bigram (router statistics do) or prompt (needs none)",
         )
-    return documents_of(texts.folder, name, "train", texts.tokenizer, texts.tokens)
+    return documents_of(texts.blend.folder, name, "train", texts.tokenizer)
 
 
 def _check_finite(model: Path, entries: Mapping[str, Entry]) -> None:

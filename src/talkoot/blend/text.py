@@ -7,7 +7,7 @@ second, and the third is for those who measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import cast
@@ -84,18 +84,20 @@ def has_part(folder: Path, name: str, part: str) -> bool:
     return (folder / TOKENS / name / part / "tokens.json").is_file()
 
 
-def documents_of(folder: Path, name: str, part: str, tokenizer: Tokenizer, most_tokens: int = 0) -> list[list[int]]:
+def documents_of(folder: Path, name: str, part: str, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of each packed document, without its end token.
-
-    Args:
-        most_tokens: stop after the document in which so many are reached; 0 = all.
 
     Raises:
         TalkootError: the text is not packed here, or by another tokenizer.
     """
     tokens = TokenFile.open(folder / TOKENS / name / part, tokenizer=cast(Packing, tokenizer)).tokens
     ends = np.flatnonzero(tokens == tokenizer.eos_id)
-    if most_tokens:
-        ends = ends[: int(np.searchsorted(ends, most_tokens)) + 1]
     starts = np.concatenate([[0], ends[:-1] + 1])
     return [tokens[a:b].tolist() for a, b in zip(starts, ends, strict=True) if b > a]
+
+
+def spread_windows(documents: Sequence[Sequence[int]], length: int, most_tokens: int) -> list[Sequence[int]]:
+    """Stretches of at most ``length`` tokens from all over the documents, together about ``most_tokens``."""
+    cuts = [document[at : at + length] for document in documents for at in range(0, len(document), length)]
+    step = max(1, math.ceil(len(cuts) * length / max(1, most_tokens)))
+    return cuts[::step]

@@ -186,11 +186,11 @@ def blend_route(
 @blend.command("upcycle")
 def blend_upcycle(
     folder: BlendFolder,
-    gate: Annotated[str, typer.Option(help="What chooses: token, mean, naive-bayes, prompt.")] = "token",
+    gate: Annotated[str, typer.Option(help="What chooses: token, mean, naive-bayes, bigram, prompt.")] = "token",
     top_k: Annotated[int, typer.Option(min=1, help="Experts per token.")] = 1,
     trunk: Annotated[str, typer.Option(help="pinned, mean-frozen or mean-refresh.")] = "pinned",
     format: Annotated[str, typer.Option(help="mixtral, qwen2_moe, qwen3_moe or custom; empty = what fits.")] = "",
-    tokens: Annotated[int, typer.Option(min=1, help="Of each domain's text, to fit gates to.")] = 100_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Of each domain's text, for gates on states.")] = 100_000,
     json: Json = False,
 ) -> None:
     """Fuse the experts into one mixture-of-experts checkpoint, without training."""

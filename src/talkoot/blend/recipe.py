@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -263,13 +264,18 @@ def _round8(value: float) -> int:
     return max(8, round(value / 8) * 8)
 
 
-def load_blend_recipe(path: Path | None, overrides: tuple[str, ...] = ()) -> BlendRecipe:
+def load_blend_recipe(
+    path: Path | None, overrides: tuple[str, ...] = (), default: Mapping[str, Any] = MappingProxyType({})
+) -> BlendRecipe:
     """Read a TOML recipe and apply ``section.key=value`` overrides.
+
+    Args:
+        default: what stands in for a file.
 
     Raises:
         TalkootError: unreadable file, broken TOML, an unknown key or a wrong type.
     """
-    tree = read_overridden(path, overrides, UNUSABLE)
+    tree = read_overridden(path, overrides, UNUSABLE, default)
     return build(tree, BlendRecipe, what=UNUSABLE, where="the command line" if path is None else str(path))
 
 

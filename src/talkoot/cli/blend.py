@@ -14,6 +14,7 @@ from talkoot.blend.train.records import Done, Planned, Sliced
 from talkoot.cli.output import print_json, print_table, say
 from talkoot.core.errors import Exit, TalkootError
 from talkoot.core.fold import Entry, State
+from talkoot.recipes.two_experts import two_experts
 from talkoot.run.folder import folder_name
 from talkoot.run.records import Gone
 
@@ -22,7 +23,7 @@ NEXT = ("blend route", "blend upcycle", "serve")
 
 def train(*, recipe: Path | None, sets: tuple[str, ...], sim: bool, out: Path | None, as_json: bool) -> None:
     """Train experts, or go on with a run that was interrupted."""
-    loaded = load_blend_recipe(recipe, sets)
+    loaded = load_blend_recipe(recipe, sets, two_experts())
     name = folder_name(loaded.name if recipe is None or loaded.name != "blend" else recipe.stem)
     folder = out or Path("runs") / (f"{name}-sim" if sim else name)
     from talkoot.blend.train.run import train_experts

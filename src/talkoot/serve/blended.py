@@ -202,7 +202,9 @@ class Blended:
             "off": _off(planned) if planned else None,
             "tokens": self.tokens,
             "rows": rows[:MAX_DOMAINS],
-            "curves": [self._curve(job, curve) for job, curve in self._curves.items()],
+            "curves": sorted(
+                map(self._curve, self._curves), key=lambda one: (one["slot"] is not None, one["slot"] or 0)
+            ),
             "cross": self._cross(rows),
             "by_peer": self._peers(),
             "after": self._after(),
@@ -265,12 +267,12 @@ class Blended:
             )
         return rows
 
-    def _curve(self, name: str, curve: Curve) -> dict[str, Any]:
+    def _curve(self, name: str) -> dict[str, Any]:
         kind, _, about = name.partition("/")
         slots = {one.name: slot for slot, one in enumerate(self._recipe.domains)} if self._recipe else {}
         slot = slots.get(about) if kind == "expert" else None
         label = name_of(about) if kind == "expert" else f"general, {name_of(about)}"
-        return {"name": label, "kind": kind, "slot": slot, **curve.columns(("step", "loss"))}
+        return {"name": label, "kind": kind, "slot": slot, **self._curves[name].columns(("step", "loss"))}
 
     def _cross(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Losses on held-out text: rows are domains, columns are experts."""

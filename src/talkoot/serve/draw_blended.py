@@ -66,7 +66,7 @@ def tiles(view: dict[str, Any]) -> Markup:
         ("Experts trained", count(trained), f"of {told['domains']}"),
         ("Best own perplexity", *_own(told["best"])),
         ("Worst own perplexity", *_own(told["worst"])),
-        ("Planned compute", _operations(told["flops"]), compute),
+        ("Planned compute", count(told["flops"]), compute),
         ("Tokens", count(told["tokens"]), f"in {view['progress']['step']:,} steps"),
         (
             "Peers that took part" if over else "Peers present",
@@ -86,10 +86,6 @@ def _own(one: dict[str, Any] | None) -> tuple[str, str]:
 
 def _perplexity(loss: float | None) -> str:
     return figures(perplexity(loss))
-
-
-def _operations(flops: float | None) -> str:
-    return UNKNOWN if flops is None else f"{flops:.3g}"
 
 
 def losses(view: dict[str, Any]) -> Markup:
@@ -144,7 +140,7 @@ def plan(view: dict[str, Any]) -> Markup:
             tag("td", row["state"]),
             tag("td", row["peer"] or UNKNOWN),
             tag("td", f"{row['steps']:,}{of}", cls="n"),
-            tag("td", _operations(row["flops"]), cls="n"),
+            tag("td", count(row["flops"]), cls="n"),
             tag("td", decimals(row["loss"]), cls="n"),
         ]
         body.append(tag("tr", *cells))
@@ -268,9 +264,8 @@ def known(view: dict[str, Any]) -> Markup:
     """The card with the cross table."""
     if view["blend"]["gathered"]:
         return Markup("")
-    hint = tag(
-        "p", "Rows are held-out texts, columns are experts; the row's best is bold, darker is nearer to it.", cls="hint"
-    )
+    text = "Rows are held-out texts, columns are experts. Darker is nearer to the row's best, which is bold"
+    hint = tag("p", f"{text}; a domain's own expert is underlined.", cls="hint")
     return join([_table("Perplexity on held-out text", cross(view)), hint if view["blend"]["cross"]["rows"] else None])
 
 

@@ -21,21 +21,29 @@ class Part(Protocol):
 
     Attributes:
         key: under which the view holds it, and pages find its cards.
-        step, steps: how far the run is, of how many; ``steps`` is None where that is not known.
-        tokens: that were trained on or generated.
-        ended: there is nothing to run; what is shown is complete at any time.
     """
 
     key: str
 
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """How far the run is."""
+        ...
+
     @property
-    def steps(self) -> int | None: ...
+    def steps(self) -> int | None:
+        """Of how many; None where that is not known."""
+        ...
+
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """That were trained on or generated."""
+        ...
+
     @property
-    def ended(self) -> bool: ...
+    def ended(self) -> bool:
+        """There is nothing to run: what is shown is complete at any time."""
+        ...
 
     def take(self, receipt: Receipt) -> Iterable[Told]:
         """One more receipt; what is worth telling of it.

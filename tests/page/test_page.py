@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blend_tale import eventful as blended_run
 from fixture_run import Story, crew, eventful
 from tune_tale import TuneTale
 from tune_tale import eventful as tuned_run
@@ -22,6 +23,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+SHADE = "cell => getComputedStyle(cell).backgroundColor"
 SERVE = """
 import sys
 from pathlib import Path
@@ -163,6 +165,43 @@ def test_the_report_of_post_training_without_scripts(chromium: playwright.Browse
         assert page.locator("#tuned .earned").first.is_visible()
         assert page.locator("#loss").is_hidden()
         assert page.locator("#learning tbody tr").count() > 10
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blended")
+    blended_run(Log(folder / "log.sqlite")).log.close()
+    return write_report(folder)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_report_of_experts(chromium: playwright.Browser, blended: Path, width: int, scheme: str):
+    with chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        page = context.new_page()
+        complaints = watched(page)
+        page.goto(blended.as_uri())
+        page.wait_for_selector("html.js")
+        assert "15 of 15 jobs" in page.locator("#progress").inner_text()
+        curve = page.locator("#blended .plot").bounding_box()
+        assert curve["width"] > 200
+        assert curve["height"] > 200
+        assert page.locator("#blended path.earned").count() == 3
+        assert page.locator("#crossed .best.own").count() == 3
+        shades = [page.locator(f"#crossed .{one}").first.evaluate(SHADE) for one in ("heat4", "heat1")]
+        assert shades[0] != shades[1]
+        assert page.locator("#timeline .work").count() > 10
+        hidden = "#loss, #rate, #routes, #mixing, #tuned, .timed .switch"
+        assert page.locator(hidden).locator("visible=true").count() == 0
+        titles = page.locator("h2").locator("visible=true").all_inner_texts()
+        assert titles[:4] == [
+            "Training loss of each job",
+            "What was made of it",
+            "Who gets what",
+            "Perplexity on held-out text",
+        ]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert complaints == []
 
 
 def test_a_page_that_waits_for_its_run_becomes_one_of_post_training(chromium: playwright.Browser, tmp_path: Path):

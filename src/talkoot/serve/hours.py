@@ -31,6 +31,8 @@ class Hours:
             self._lead = receipt.peer  # whose clock is taken to agree with the old lead's
         if receipt.peer == self._lead:
             self.reach(receipt.ended)
+        if receipt.op == "run.end":
+            self._lead = ""  # what is written down afterwards, maybe days later, is not the run's time
 
     def reach(self, time: float) -> None:
         """It is this late at least, in world time."""

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from talkoot.serve import draw, draw_rounds, draw_tuned, replicas
+from talkoot.serve import draw, draw_blended, draw_rounds, draw_tuned, replicas
 from talkoot.serve.markup import Markup, data_block, escape, join, tag
 from talkoot.serve.words import UNKNOWN, clock, count, decimals, duration, share, size
 
@@ -34,8 +34,8 @@ def heading(view: dict[str, Any]) -> Markup:
     if not run:
         words = tag("p", "The page fills as soon as the run begins.", cls="facts")
         return tag("div", tag("h1", "No run yet"), words, cls="name")
-    if view["tune"]:
-        facts = draw_tuned.facts(view)
+    if part := _part(view):
+        facts = part.facts(view)
     else:
         facts = [run["model"], f"{count(run['parameters'])} parameters", _shape(view), run["data"]]
     status = tag("span", STATUS[session["status"]], cls=f"status {session['status']}")
@@ -204,12 +204,19 @@ FRAGMENTS: dict[str, Callable[[dict[str, Any]], Markup]] = {
     "proof": proof,
     "recipe": recipe,
     **draw_tuned.EMPTY,
+    **draw_blended.EMPTY,
 }
+PARTS = {"tune": draw_tuned, "blend": draw_blended}  # kinds of run that have cards of their own
+
+
+def _part(view: dict[str, Any]) -> Any:
+    return next((part for key, part in PARTS.items() if view[key]), None)
 
 
 def fragments(view: dict[str, Any]) -> dict[str, str]:
     """All parts of the page that change while a run goes on."""
-    makers = FRAGMENTS | draw_tuned.FRAGMENTS if view["tune"] else FRAGMENTS
+    part = _part(view)
+    makers = FRAGMENTS | part.FRAGMENTS if part else FRAGMENTS
     return {name: make(view) for name, make in makers.items()}
 
 

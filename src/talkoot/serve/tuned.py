@@ -14,6 +14,9 @@ from typing import Any
 from talkoot.core.fold import START, Entry, chapters
 from talkoot.core.ids import Digest
 from talkoot.core.receipt import Receipt
+from talkoot.run.records import Resume
+from talkoot.serve.events import Told
+from talkoot.serve.part import Work
 from talkoot.serve.series import Curve, tidy
 from talkoot.serve.words import clean, name_of
 from talkoot.tune.evaluate import Evaluation
@@ -25,6 +28,7 @@ MAX_FACTS = 40  # of an update that are listed
 MAX_REASONS, MAX_SPLITS = 12, 6
 BUCKETS, TAIL = 48, 64  # a peer's curve is thinned to some 200 rows
 HELD_OUT = "held_out"
+OPS = ("tune.generate", "tune.update", "tune.view", "tune.kept", "tune.rollback")
 
 
 @dataclass(slots=True)
@@ -70,14 +74,29 @@ class Tuned:
     Attributes:
         terms: what the recipe says.
         state: the chapter ``tune``.
+        steps: rounds that the run is to have.
     """
+
+    key = "tune"
+    ended = False
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
         self.terms, self.state = terms(recipe), TuneState(active=True)
+        self.steps: int | None = self.terms["rounds"]
         self._recent: dict[str, Recent] = {}
 
-    def take(self, receipt: Receipt) -> list[tuple[str, str]]:
-        """One more receipt of the chapter's operations; returns what is worth telling, as (kind, sentence).
+    @property
+    def step(self) -> int:
+        """Rounds that all peers are done with."""
+        return self.state.round
+
+    @property
+    def tokens(self) -> int:
+        """That peers generated."""
+        return sum(peer.generated for peer in self.state.peers.values())
+
+    def take(self, receipt: Receipt) -> list[Told]:
+        """One more receipt of the chapter's operations; returns what is worth telling.
 
         Raises:
             ValueError: it cannot be read, or cannot follow the others.
@@ -85,6 +104,8 @@ class Tuned:
         before = self.state
         self.state = chapters["tune"].apply(before, Entry(0, Digest(""), receipt, START))
         match receipt.op:
+            case "run.resume":
+                self.steps = receipt.read(Resume).steps or self.steps
             case "tune.generate":
                 self._since(receipt).until = receipt.ended
                 receipt.read(Generated)
@@ -95,6 +116,16 @@ class Tuned:
             case "tune.rollback":
                 self._roll_back()
         return []
+
+    def work(self, receipt: Receipt) -> Work | None:
+        """What a peer did."""
+        match receipt.op:
+            case "tune.generate":
+                return Work(receipt.read(Generated).busy_s)
+            case "tune.update":
+                facts = receipt.read(Updated)
+                return Work(facts.busy_s, facts.sent_bytes)
+        return None
 
     def now(self) -> float | None:
         """When half of the present peers have reported last: no single one can move the clock; None = nobody has."""
@@ -107,7 +138,7 @@ class Tuned:
     def _since(self, receipt: Receipt) -> Recent:
         return self._recent.setdefault(self.state.names[receipt.peer], Recent())
 
-    def _update(self, receipt: Receipt, facts: Updated) -> Iterable[tuple[str, str]]:
+    def _update(self, receipt: Receipt, facts: Updated) -> Iterable[Told]:
         raw = self.state.names[receipt.peer]
         name, recent = name_of(raw), self._since(receipt)
         before, done = recent.update, facts.round + 1
@@ -119,20 +150,22 @@ class Tuned:
         if facts.solo and len(self.state.peers) > 1 and not (before and before.solo):
             absent = ", ".join(map(name_of, facts.absent[:6]))
             why = f"nothing came from {absent}" if absent else "nothing of the others' could be used"
-            yield "alone", f"{name} learned alone in round {done}: {why}."
+            yield Told("alone", f"{name} learned alone in round {done}: {why}.", own=True)
         if facts.reason and not (before and before.reason):
-            yield "problem", f"{name} did not change in round {done}: {clean(facts.reason, 120)}."
+            yield Told("problem", f"{name} did not change in round {done}: {clean(facts.reason, 120)}.")
         scores = facts.evaluations[:MAX_SPLITS]
         for one in scores:
             if one.split == HELD_OUT:
                 recent.scores.add((done, tidy(one.greedy)))
         if scores:
             told = ", ".join(f"{100 * one.greedy:.1f} % {_plain(one.split)}" for one in scores)
-            yield "evaluate", f"{name} after {done} rounds, greedily right: {told}."
+            yield Told("evaluate", f"{name} after {done} rounds, greedily right: {told}.")
 
-    def _kept(self, before: TuneState) -> list[tuple[str, str]]:
+    def _kept(self, before: TuneState) -> list[Told]:
         done, told = _stored(self.state), _stored(before)
-        return [("checkpoint", f"All peers stored their states after round {done}.")] if done > told else []
+        if done <= told:
+            return []
+        return [Told("checkpoint", f"All peers stored their states after round {done}.", mark=True)]
 
     def _roll_back(self) -> None:
         for name, recent in self._recent.items():

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from talkoot.core.fold import START, Entry, link
 from talkoot.core.ids import short
 from talkoot.core.receipt import Receipt
-from talkoot.serve import about
+from talkoot.serve import about, blended, tuned
+from talkoot.serve.blended import Blended, is_blending
+from talkoot.serve.events import Event, Events
 from talkoot.serve.hours import Hours
+from talkoot.serve.part import Part
 from talkoot.serve.peers import Peers
 from talkoot.serve.rounds import Rounds, terms_of
 from talkoot.serve.series import Curve, tidy
@@ -24,7 +26,7 @@ from talkoot.serve.tuned import Tuned, is_tuning
 from talkoot.serve.words import clean, duration, name_of
 from talkoot.train import records
 from talkoot.train.rounds.records import Averaged, Kept, Rounded
-from talkoot.tune.records import Generated, TuneRolledBack, Updated
+from talkoot.tune.records import TuneRolledBack
 
 VERSION = 1
 STEP, SECONDS, LOSS, SMOOTH, RATE, NORM, TOKENS = range(7)
@@ -33,20 +35,10 @@ BAND = ("low", "high")  # the replicas' smallest and largest loss, further colum
 SMOOTHING = 25, 64  # the smoothed loss averages over 1 + step / 25 steps, at most 64
 WINDOW = 24  # latest commits, for the speed
 MAX_ROUTES = 48
-ROUTINE = ("checkpoint", "evaluate")
-KEPT_EVENTS, KEPT_ROUTINE, KEPT_MARKS = 160, 40, 60
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened, in a sentence; ``peer`` names the lane it is marked on."""
-
-    position: int
-    seconds: float
-    step: int
-    kind: str
-    text: str
-    peer: str = ""
+PARTS: dict[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[Mapping[str, Any]], Part]]] = {
+    Tuned.key: (is_tuning, Tuned),
+    Blended.key: (is_blending, Blended),
+}
 
 
 class View:
@@ -66,14 +58,12 @@ class View:
         self.loss: float | None = None
         self.peers = Peers()
         self.rounds: Rounds | None = None  # of a run in rounds
-        self.tuned: Tuned | None = None  # of post-training
+        self.part: Part | None = None  # of post-training, or of experts
         self.curve, self.held_out = Curve(LOSS, NORM), Curve(2)
         self.hours = Hours()
         self.routes: dict[str, Any] = {"step": None, "paths": [], "microbatches": 0}
         self.receipts: Counter[str] = Counter()
-        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._routine: deque[Event] = deque(maxlen=KEPT_ROUTINE)
-        self._marks: dict[str, deque[Event]] = {}
+        self._events = Events()
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=WINDOW)
 
     def advance(self, entry: Entry) -> None:
@@ -108,7 +98,6 @@ class View:
         window = about.pace(self._recent, self.step, self.run.get("steps"), self.session["status"])
         progress = {"step": self.step, "steps": self.run.get("steps"), "tokens": self.tokens, **window}
         last = self.held_out.rows[-1][2] if self.held_out.rows else None
-        rows = sorted((*self._routine, *self._events), key=lambda event: event.position, reverse=True)
         return {
             "version": VERSION,
             "run": self.run,
@@ -120,10 +109,11 @@ class View:
             "held_out": self.held_out.columns(("step", "seconds", "loss")),
             "peers": self.peers.table(self.now),
             "mixing": self.rounds.snapshot(self.step, self.run.get("steps")) if self.rounds else None,
-            "tune": self.tuned.snapshot() if self.tuned else None,
+            **dict.fromkeys(PARTS),
+            **({self.part.key: self.part.snapshot()} if self.part else {}),
             "timeline": self._timeline(),
             "routes": self.routes,
-            "events": [self._plain(event) for event in rows],
+            "events": self._events.newest_first(),
             "receipts": {"count": self.position, "head": self.chain, "by_operation": dict(self.receipts)},
         }
 
@@ -141,23 +131,14 @@ class View:
                 "state": peer.state,
             }
             lanes.append({**facts, "here": here, "spans": spans, "recent": recent})
-        marks = sorted((event for kept in self._marks.values() for event in kept), key=lambda e: e.position)
-        end = about.moment(self.now)
-        return {"end": end, "lanes": lanes, "marks": [self._plain(event) for event in marks]}
-
-    def _plain(self, event: Event) -> dict[str, Any]:
-        at = {"seconds": about.moment(event.seconds), "step": event.step, "position": event.position}
-        return {"kind": event.kind, "text": event.text, "peer": clean(short(event.peer)), **at}
+        return {"end": about.moment(self.now), "lanes": lanes, "marks": self._events.marks()}
 
     @property
     def now(self) -> float:  # seconds that the run was up
         return self.hours.now
 
     def _tell(self, receipt: Receipt, kind: str, text: str, peer: str = "", *, mark: bool = False) -> None:
-        event = Event(self.position, self.now, receipt.step, kind, clean(text), peer)
-        (self._routine if kind in ROUTINE else self._events).append(event)
-        if mark:
-            self._marks.setdefault(kind, deque(maxlen=KEPT_MARKS)).append(event)
+        self._events.add(Event(self.position, self.now, receipt.step, kind, clean(text), peer), mark=mark)
 
     # One method per operation.
 
@@ -166,17 +147,20 @@ class View:
         self.run = about.run_facts(receipt, facts)
         terms = terms_of(facts)
         self.rounds = Rounds(terms) if terms else None
-        self.tuned = Tuned(facts.recipe) if is_tuning(facts.recipe) else None
-        self.run["steps"] = self.tuned.terms["rounds"] if self.tuned else self.run["steps"]
+        self.part = next((make(facts.recipe) for is_one, make in PARTS.values() if is_one(facts.recipe)), None)
+        self.run["steps"] = self.part.steps if self.part else self.run["steps"]
         self.peers.speeds = about.speeds(facts.recipe)
         self._session()
+        if self.part and self.part.ended:
+            self.session["status"] = "done"
+            return
         self._tell(receipt, "start", f"The run began in the {self.run['world']} world.")
 
     def _resume(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Resume)
         self.run["world"] = about.world_of(facts.world)
         self.run["steps"] = facts.steps or self.run.get("steps")
-        self._tune(receipt)
+        self._part(receipt)
         self._session()
         self._tell(receipt, "start", "The run was resumed.", mark=True)
 
@@ -193,7 +177,7 @@ class View:
         status = reason if reason in ("done", "interrupted") else "stopped"
         self.session.update(status=status, reason=reason, state_hash=clean(facts.state_hash, 64))
         self.hours.settle()
-        self._tune(receipt)
+        self._part(receipt)
         self.peers.all_leave(self.now)
         words = {"done": "The run is complete.", "interrupted": "The run was interrupted; it can be resumed."}
         self._tell(receipt, "end", words.get(reason, f"The run stopped: {reason}."))
@@ -216,7 +200,7 @@ class View:
         facts = receipt.read(records.Joined)
         for gone in self.peers.join(facts.peer, facts.name, self.now):
             self.hours.lanes.forget(gone)
-        self._tune(receipt)
+        self._part(receipt)
         self._tell(receipt, "join", f"{name_of(facts.name)} joined.", facts.peer, mark=True)
 
     def _seat(self, receipt: Receipt) -> None:
@@ -229,7 +213,7 @@ class View:
     def _lost(self, receipt: Receipt) -> None:
         facts = receipt.read(records.Gone)
         self.peers.lose(facts.peer, self.now)
-        self._tune(receipt)
+        self._part(receipt)
         self._tell(receipt, "lost", f"{name_of(facts.name)} was lost: {clean(facts.reason)}", facts.peer, mark=True)
 
     def _work(self, receipt: Receipt) -> None:
@@ -278,33 +262,27 @@ class View:
         self._recent.append((self.now, self.tokens, self.step))
         self.routes = about.routes(self.step, facts, MAX_ROUTES)
 
-    def _tune(self, receipt: Receipt) -> None:
-        """Post-training goes on; there is no commit, so what peers report moves the clock, the steps and the tokens."""
-        if self.tuned is None:
+    def _part(self, receipt: Receipt) -> None:
+        """A run without commits goes on: what peers report moves the clock, the steps and the tokens."""
+        part = self.part
+        if part is None:
             return
-        for kind, text in self.tuned.take(receipt):
-            self._tell(receipt, kind, text, receipt.peer if kind == "alone" else "", mark=kind == "checkpoint")
-        match receipt.op:
-            case "tune.update":
-                facts = receipt.read(Updated)
-                self._credit(receipt, facts.busy_s, facts.sent_bytes)
-            case "tune.generate":
-                self._credit(receipt, receipt.read(Generated).busy_s, 0)
-            case "tune.rollback":
-                self._undo(receipt, receipt.read(TuneRolledBack))
-        self.tokens = sum(peer.generated for peer in self.tuned.state.peers.values())
-        if self.step != self.tuned.state.round and receipt.op == "tune.update":
-            self._recent.append((self.now, self.tokens, self.tuned.state.round))
-        self.step = self.tuned.state.round
-
-    def _credit(self, receipt: Receipt, busy_s: float, sent_bytes: int) -> None:
-        """A peer's account of a stretch of work, which others' reports confirm to be over."""
-        start = self.peers.credit_work(receipt, busy_s, sent_bytes)
-        if start is not None:
-            self.hours.work(receipt, start, busy_s)
-        if self.tuned and (confirmed := self.tuned.now()) is not None:
-            self.hours.reach(confirmed)
-            self.hours.settle(over=True)
+        for told in part.take(receipt):
+            self._tell(receipt, told.kind, told.text, receipt.peer if told.own else "", mark=told.mark)
+        work = part.work(receipt)
+        if work is not None:
+            start = self.peers.credit_work(receipt, work.busy_s, work.sent_bytes)
+            if start is not None:
+                self.hours.work(receipt, start, work.busy_s)
+            if (confirmed := part.now()) is not None:
+                self.hours.reach(confirmed)
+                self.hours.settle(over=True)
+        if receipt.op == "tune.rollback":
+            self._undo(receipt, receipt.read(TuneRolledBack))
+        self.tokens = part.tokens
+        if work is not None and self.step != part.step:
+            self._recent.append((self.now, self.tokens, part.step))
+        self.step, self.run["steps"] = part.step, part.steps
 
     def _undo(self, receipt: Receipt, facts: TuneRolledBack) -> None:
         self.hours.settle()
@@ -389,7 +367,7 @@ _HANDLERS = {
     "train.recover": View._recover,
     "train.blend": View._blend,
     "train.mend": View._mend,
-    **dict.fromkeys(("tune.generate", "tune.update", "tune.view", "tune.kept", "tune.rollback"), View._tune),
+    **dict.fromkeys((*tuned.OPS, *blended.OPS), View._part),
 }
 
 

@@ -61,7 +61,8 @@ class Recipe(Section, frozen=True, kw_only=True):
         }
         for key, value in positive.items():
             if not 1 <= value <= MOST.get(key, LIMIT):
-                raise _bad(key, f"it is {value}, it must be from 1 to {MOST.get(key, LIMIT)}")
+                limit = f"from 1 to {MOST[key]}" if key in MOST else "at least 1"
+                raise _bad(key, f"it is {value}, it must be {limit}")
         for key, value, fits, rule in _ranges(self):
             if not fits:  # NaN fits nowhere
                 raise _bad(key, f"it is {value}, it must be {rule}")

@@ -1,7 +1,8 @@
 """The run's clock, and who worked when by it.
 
-Times are seconds that the run was up. Only the lead's clock moves time on, or in post-training what half of the peers
-agree on; a single peer's own account of its hours is clipped to it.
+Times are seconds that the run was up. Only the lead's clock moves time on, or, in runs without commits, what half of
+the peers agree on (where experts are made: of those whose job goes on); a single peer's own account of its hours is
+clipped to it.
 """
 
 from __future__ import annotations

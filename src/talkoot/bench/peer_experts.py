@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from talkoot.blend.ensemble.posterior import Prior, mix
 from talkoot.blend.recipe import BlendRecipe
 from talkoot.blend.train.jobs import Job
-from talkoot.blend.train.learner import Learner, from_bytes, held_out_loss
+from talkoot.blend.train.learner import Learner, from_bytes, held_out_loss, held_out_rows
 from talkoot.blend.train.peer import step_flops
 from talkoot.blend.train.texts import domain_tokens, general_tokens, prepare_tokenizer
 from talkoot.core.plain import build
@@ -261,11 +261,8 @@ def _score(asked: tuple[dict[str, object], Model, bytes, Sequence[str], str]) ->
     found = {}
     for name in names:
         tokens = domain_tokens(recipe, name, part, tokenizer, folder).tokens
-        count = min(work.setting.windows, (len(tokens) - 1) // length)
-        rows = np.stack([tokens[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)
-        found[name] = np.concatenate(
-            [_log_probs(stage, torch.from_numpy(rows[at : at + 8])) for at in range(0, count, 8)]
-        )
+        rows = held_out_rows(tokens, length, work.setting.windows)
+        found[name] = np.concatenate([_log_probs(stage, rows[at : at + 8]) for at in range(0, len(rows), 8)])
     return found
 
 

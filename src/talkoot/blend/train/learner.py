@@ -85,24 +85,34 @@ class Learner:
         return _to_bytes(_named(_WEIGHTS, self.stage.tensors()))
 
 
-@torch.no_grad()
-def held_out_loss(stage: Stage, tokens: np.ndarray, length: int, windows: int, batch: int = 8) -> float:
-    """Mean cross-entropy over the first windows of a text, in nats per token.
+def held_out_rows(tokens: np.ndarray, length: int, windows: int) -> Tensor:
+    """Windows from all over a text, int64 (at most ``windows``, length + 1); documents differ, the first is not all.
 
     Raises:
         TalkootError: the text has not one window.
     """
-    count = min(windows, (len(tokens) - 1) // length)
-    if count < 1:
+    there = (len(tokens) - 1) // length
+    if there < 1:
         raise TalkootError(
             "there is too little held-out text",
             where=f"{len(tokens)} tokens",
             why=f"a window takes {length + 1}",
             next="give the domain more text, or shorten model.context",
         )
-    rows = torch.from_numpy(
-        np.stack([tokens[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)
-    )
+    count = min(windows, there)
+    starts = [number * there // count * length for number in range(count)]
+    return torch.from_numpy(np.stack([tokens[at : at + length + 1] for at in starts]).astype(np.int64))
+
+
+@torch.no_grad()
+def held_out_loss(stage: Stage, tokens: np.ndarray, length: int, windows: int, batch: int = 8) -> float:
+    """Mean cross-entropy over windows from all over a text, in nats per token.
+
+    Raises:
+        TalkootError: the text has not one window.
+    """
+    rows = held_out_rows(tokens, length, windows)
+    count = len(rows)
     total = math.fsum(
         float(next_token_loss(stage, rows[at : at + batch])) * len(rows[at : at + batch])
         for at in range(0, count, batch)

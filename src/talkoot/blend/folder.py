@@ -83,10 +83,11 @@ class Blend:
         path = folder / MANIFEST
         if not path.is_file():
             raise TalkootError(
-                "this folder holds no blend",
+                "this folder holds no blend" if folder.is_dir() else "the folder does not exist",
                 where=str(path),
-                why="the file does not exist",
-                next="make one with `talkoot blend train` or `talkoot blend add`",
+                why="there is no manifest" if folder.is_dir() else f"there is no {folder}",
+                next="make a blend with `talkoot blend train` or `talkoot blend add`; to serve a single model, name its "
+                "Hugging Face folder (with config.json)",
             )
         manifest = read_json(path, Manifest)
         if manifest.version != VERSION:

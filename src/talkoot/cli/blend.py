@@ -153,7 +153,10 @@ def route(folder: Path, *, rule: str, prompt: str | None, as_json: bool) -> None
             print_json(msgspec.to_builtins(decision))
             return
         print_table([(name, f"{score:.4f}") for name, score in decision.scores.items()], ("expert", "probability"))
-        print(f"\nto {decision.expert}" + ("" if decision.known else ", but it is unlike all that these experts know"))
+        if decision.known:
+            print(f"\nto {decision.expert}")
+        else:
+            print(f"\nto the general model: it is unlike all that these experts know ({decision.expert} is nearest)")
         return
     router, accuracy = changes.route(folder, rule)
     if as_json:

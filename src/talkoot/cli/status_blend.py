@@ -39,8 +39,8 @@ def show_blend(state: State, blend: BlendState, extra: Mapping[str, Any], *, as_
     shown = ("world", "receipts", "log_hash", "ended", "sessions", "running", "jobs_done")
     rows = [(key, view.get(key) or "-") for key in shown]
     planned = blend.planned
-    allocation = f"{planned.allocation}, {planned.flops:.3g} operations" if planned else "waits for trials"
-    print_table([*rows, ("peers", ", ".join(view["peers"]) or "-"), ("experts planned", allocation)])
+    allocation = f"{planned.allocation}, {planned.flops:.3g} operations" if planned else "not yet"
+    print_table([*rows, ("peers here", ", ".join(view["peers"]) or "none"), ("experts planned", allocation)])
     if blend.jobs:
         print()
         print_table(

@@ -86,7 +86,7 @@ class Blend:
                 "this folder holds no blend" if folder.is_dir() else "the folder does not exist",
                 where=str(path),
                 why="there is no manifest" if folder.is_dir() else f"there is no {folder}",
-                next="make a blend with `talkoot blend train` or `talkoot blend add`; to serve a single model, name its "
+                next="make one with `talkoot blend train` or `talkoot blend add`; to serve a single model, name its "
                 "Hugging Face folder (with config.json)",
             )
         manifest = read_json(path, Manifest)

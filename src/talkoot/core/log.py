@@ -68,7 +68,7 @@ class Log:
                 "there is no run log",
                 where=str(path),
                 why="the file does not exist",
-                next="name a run's folder, such as `talkoot train`, `talkoot tune` and `talkoot demo` make below runs/",
+                next="name a run's folder: train, tune, blend train and demo make them below runs/",
             )
         try:
             self._database = sqlite3.connect(

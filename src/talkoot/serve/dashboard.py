@@ -180,7 +180,7 @@ def serve_dashboard(
             "there is no such run",
             where=str(run_folder),
             why="the folder does not exist",
-            next="name a run's folder, such as `talkoot train`, `talkoot tune`, `talkoot blend train` and `talkoot demo` make below runs/",
+            next="name a run's folder: train, tune, blend train and demo make them below runs/",
         )
     listener = bind(host, port)
     app = dashboard(run_folder, token=token or None, hosts=hosts_for(host))

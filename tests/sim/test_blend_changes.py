@@ -166,3 +166,9 @@ def test_an_unknown_expert_is_named_with_the_nearest(blend):
     with pytest.raises(TalkootError) as caught:
         remove_expert(blend, "birdz")
     assert "birds" in caught.value.why
+
+
+def test_a_gate_that_would_have_to_know_the_answer_is_refused(blend):
+    with pytest.raises(TalkootError) as caught:
+        upcycle(blend, gate="oracle")
+    assert "bigram" in caught.value.next

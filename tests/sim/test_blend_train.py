@@ -153,6 +153,14 @@ def test_a_missing_text_is_refused_before_anything_is_trained(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_empty_text_is_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    domains = [{"name": "empty", "source": str(tmp_path / "empty.txt")}]
+    with pytest.raises(TalkootError, match="nothing to read"):
+        run(recipe(domains=domains), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_recipe_is_refused(whole):
     with pytest.raises(TalkootError, match="another run") as caught:
         run(recipe(experts={"steps": 13}), whole)

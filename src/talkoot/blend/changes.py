@@ -24,7 +24,7 @@ from talkoot.blend.mixture.store import save_mixture
 from talkoot.blend.router import Router, Wanted, choose
 from talkoot.blend.statistics import Features, Statistics, count
 from talkoot.blend.text import documents_of, has_part, pack_split, split_source, spread_windows
-from talkoot.core.errors import TalkootError
+from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.keys import Key
 from talkoot.model.folder import Entry
 from talkoot.model.huggingface import load_model, preflight, read_tensors
@@ -32,6 +32,7 @@ from talkoot.model.tokenizer import Tokenizer
 from talkoot.run.lock import locked
 
 AUTO = "auto"  # the rule that held-out prompts choose
+CHOICES = tuple(name for name in gates if name != "oracle")  # which one would have to be told the right expert
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +181,13 @@ def upcycle(
     Raises:
         TalkootError: fewer than two experts, unlike shapes or tokenizers, or a domain's text is not here.
     """
+    if gate not in CHOICES:
+        raise TalkootError(
+            f"there is no gate {gate!r}",
+            where="--gate",
+            why=nearest(gate, CHOICES),
+            next=f"use one of: {', '.join(CHOICES)}",
+        )
     with _changing(folder, must_exist=True) as (blend, key):
         places = {expert.name: blend.model_folder(expert.name) for expert in blend}
         general = blend.path(blend.manifest.general) if blend.manifest.general else None

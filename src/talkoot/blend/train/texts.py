@@ -80,5 +80,5 @@ def domain_tokens(recipe: BlendRecipe, name: str, part: str, tokenizer: Tokenize
 
 
 def check_readable(domain: Domain) -> None:
-    """Refuse a domain whose source does not exist, before anything is trained."""
-    read_documents(domain.source, domain.column)
+    """Refuse a domain without text before anything is trained; a corpus is fetched now, not by all peers at once."""
+    next(read_documents(domain.source, domain.column))

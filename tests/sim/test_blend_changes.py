@@ -22,8 +22,10 @@ from talkoot.cli.blend import count as cli_count
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig
 from talkoot.model.huggingface import load_model, save_folder
+from talkoot.model.sampling import draw
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import Tokenizer
+from talkoot.serve.api.models import Source, kinds
 
 ROUTER = "router.safetensors"
 
@@ -172,3 +174,45 @@ def test_a_gate_that_would_have_to_know_the_answer_is_refused(blend):
     with pytest.raises(TalkootError) as caught:
         upcycle(blend, gate="oracle")
     assert "bigram" in caught.value.next
+
+
+def test_two_domains_of_one_text_are_not_told_apart_by_a_coin(tmp_path):
+    for name in ("birds", "fowl"):
+        add_expert(tmp_path / "new", name, model(tmp_path / name), text=Text(source=source("birds")))
+    with pytest.raises(TalkootError, match="the same text") as caught:
+        route(tmp_path / "new")
+    assert caught.value.where == "birds and fowl"
+
+
+def test_statistics_that_were_signed_for_another_domain_are_refused(blend, tmp_path):
+    places = {name: blend / "statistics" / f"{name}.safetensors" for name in WORDS}
+    shutil.copy(places["sums"], places["birds"])
+    with pytest.raises(TalkootError, match="another domain") as caught:
+        route(blend)
+    assert "'sums'" in caught.value.why
+    with pytest.raises(TalkootError, match="another domain"):
+        add_expert(blend, "guests", model(tmp_path / "guest"), statistics=places["tools"])
+
+
+@pytest.mark.parametrize("name", ["general", "auto", "moe", "ensemble", "Öl", "a/b", ""])
+def test_names_that_mean_something_when_served_are_refused(blend, tmp_path, name):
+    with pytest.raises(TalkootError, match="cannot have this name"):
+        add_expert(blend, name, model(tmp_path / "guest"))
+
+
+def test_a_model_whose_weights_are_no_numbers_is_not_served(tmp_path):
+    bad = model(tmp_path / "bad")
+    tensors = load_file(bad / "model.safetensors")
+    tensors["model.norm.weight"][0] = float("inf")
+    save_file(tensors, bad / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TalkootError, match="weights cannot be used") as caught:
+        kinds["dense"](Source(name="bad", kind="dense", folders=(str(bad),), stamp="", weights=1, positions=9))
+    assert "model.norm.weight" in caught.value.where
+
+
+def test_a_temperature_near_zero_takes_the_likeliest_token():
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    for temperature in (0.0, 1e-300, 1e-40, 1e-9):
+        drawn = draw(logits, torch.tensor([0.99], dtype=torch.float64), temperature)
+        assert int(drawn.ids) == 1
+        assert bool(drawn.logp.isfinite().all())

@@ -92,7 +92,7 @@ def add_expert(
             counted = count_text(name, split.train, features, key)
             counted.write(folder / place, key)
         elif statistics is not None:
-            counted = Statistics.read(statistics, features=features.id)
+            counted = _read_statistics(statistics, name, features)
             (folder / STATISTICS).mkdir(exist_ok=True)
             (folder / place).write_bytes(statistics.read_bytes())
         router = None
@@ -145,9 +145,7 @@ def route(folder: Path, rule: str = AUTO, wanted: Wanted | None = None) -> tuple
     with _changing(folder, must_exist=True) as (blend, key):
         features = features_of(folder)
         files = {expert.name: blend.statistics_file(expert.name) for expert in blend}
-        statistics = {
-            name: Statistics.read(path, features=features.id) for name, path in files.items() if path is not None
-        }
+        statistics = {name: _read_statistics(path, name, features) for name, path in files.items() if path is not None}
         documents = _held_out(folder, list(statistics), features.tokenizer)
         if documents and rule == AUTO:
             router, accuracy = choose(statistics, features, documents, wanted=wanted)
@@ -230,7 +228,7 @@ def _router_statistics(texts: _Texts) -> dict[str, Statistics] | None:
     files = {expert.name: texts.blend.statistics_file(expert.name) for expert in texts.blend}
     if features.tokenizer.digest() != texts.tokenizer.digest() or None in files.values():
         return None
-    return {name: Statistics.read(path, features=features.id) for name, path in files.items() if path is not None}
+    return {name: _read_statistics(path, name, features) for name, path in files.items() if path is not None}
 
 
 def _counted(made: Assembly, name: str, place: Path, texts: _Texts, key: Key) -> Statistics:
@@ -258,6 +256,19 @@ def features_of(folder: Path) -> Features:
 def count_text(name: str, texts: Sequence[str], features: Features, key: Key) -> Statistics:
     """A domain's statistics from its text."""
     return count(name, (features.tokenizer.encode(text) for text in texts), features, key)
+
+
+def _read_statistics(path: Path, name: str, features: Features) -> Statistics:
+    """A domain's statistics, believed only if they are that domain's."""
+    found = Statistics.read(path, features=features.id)
+    if found.provenance.domain != name:
+        raise TalkootError(
+            "these are statistics of another domain",
+            where=str(path),
+            why=f"they were counted and signed for {found.provenance.domain!r}, this expert is {name!r}",
+            next="count the text for this name with `talkoot blend count`, or give the expert the other name",
+        )
+    return found
 
 
 @contextmanager

@@ -22,7 +22,7 @@ MANIFEST, STATISTICS, EXPERTS = "blend.json", "statistics", "experts"
 ROUTER, MIXTURE, TOKENIZER = "router.safetensors", "mixture", "tokenizer"
 VERSION = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_TAKEN = {"auto", "moe", "ensemble"}  # what `talkoot serve` calls the blend as a whole
+_TAKEN = {"auto", "moe", "ensemble", "general"}  # what `talkoot serve` calls the blend as a whole, and its fallback
 
 
 class Expert(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +179,11 @@ def check_name(name: str) -> None:
         TalkootError: characters that do not fit, or a word that the server needs.
     """
     if not _NAME.fullmatch(name) or name in _TAKEN:
-        why = "it is what the blend as a whole is called when served" if name in _TAKEN else "it does not fit"
+        why = (
+            "it is taken: auto, moe, ensemble and general mean something when a blend is served"
+            if name in _TAKEN
+            else "it does not fit"
+        )
         raise TalkootError(
             "an expert cannot have this name",
             where=repr(name),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from talkoot.blend.folder import ROUTER, Blend, check_name
+from talkoot.blend.folder import MANIFEST, ROUTER, Blend, check_name
 from talkoot.blend.recipe import load_blend_recipe
 from talkoot.blend.train.records import Done, Planned, Sliced
 from talkoot.cli.output import print_json, print_table, say
@@ -102,11 +102,15 @@ def add(
             next="leave one of them out",
         )
     own = None if text is None else changes.Text(source=text, column=column, megabytes=megabytes)
+    known = (folder / MANIFEST).exists() and name in Blend.open(folder).names
     router = changes.add_expert(folder, name, model, text=own, statistics=statistics)
     if as_json:
-        print_json({"added": name, "router": router.version if router else ""})
+        print_json({"replaced" if known else "added": name, "router": router.version if router else ""})
         return
-    say(f"added {name} to {folder}" + (f"; the router knows {len(router.names)} domains now" if router else ""))
+    say(
+        f"{'replaced' if known else 'added'} {name} {'in' if known else 'to'} {folder}"
+        + (f"; the router knows {len(router.names)} domains now" if router else "")
+    )
     if text is None and statistics is None:
         say("it is served by its name; give --text or --statistics, and prompts are routed to it, too")
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+COLDEST = 1e-6
 _BLOCK = 512  # tokens whose probabilities are added up before any is looked at, in a large vocabulary
 
 
@@ -35,10 +36,11 @@ def draw(logits: Tensor, uniform: Tensor, temperature: float = 1.0, top_k: int =
     Args:
         logits: (B, V), finite.
         uniform: float64 (B,), from 0, below 1: see :func:`uniforms`.
-        temperature: 0 takes the likeliest token.
+        temperature: 0 takes the likeliest token, and so does one that would make the logits overflow.
         top_k: keep so many of the likeliest; 0 = all.
         top_p: of those keep the likeliest up to this share of their probability together; 1 = all.
     """
+    temperature = 0.0 if temperature < COLDEST else temperature
     logp = (logits / temperature if temperature > 0 else logits).log_softmax(-1, dtype=torch.float32)
     kept = None
     if temperature == 0:

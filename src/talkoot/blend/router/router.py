@@ -18,7 +18,7 @@ from talkoot.blend.statistics import Features, Statistics
 from talkoot.blend.statistics.features import CHUNKS
 from talkoot.blend.statistics.histogram import as_ids
 from talkoot.core.errors import TalkootError
-from talkoot.core.ids import Digest, digest
+from talkoot.core.ids import Digest, digest, short
 
 RULE = "bigram"
 
@@ -179,6 +179,7 @@ def collect(statistics: Mapping[str, Statistics], features: Features) -> Counted
             next = "count its text anew with the router's tokenizer, embeddings and sizes"
             what = "a domain's statistics are of other features"
             raise TalkootError(what, where=name, why=str(problem), next=next) from None
+    _refuse_same_text(statistics)
     histograms = [one.histogram for one in statistics.values() if one.histogram is not None]
     return Counted(
         names=tuple(statistics),
@@ -187,3 +188,16 @@ def collect(statistics: Mapping[str, Statistics], features: Features) -> Counted
         bigrams=torch.stack([histogram.bigrams.to(torch.int32) for histogram in histograms], dim=1),
         grams={name: one.grams[CHUNKS] for name, one in statistics.items() if CHUNKS in one.grams},
     )
+
+
+def _refuse_same_text(statistics: Mapping[str, Statistics]) -> None:
+    """Two domains of one text cannot be told apart, and a router of them would be a coin."""
+    seen: dict[str, str] = {}
+    for name, one in statistics.items():
+        for source in one.provenance.sources:
+            if source.dataset in seen:
+                where = f"{seen[source.dataset]} and {name}"
+                why = f"both were counted on data set {short(source.dataset)}"
+                next = "give one of them text of its own, or remove it"
+                raise TalkootError("two domains have the same text", where=where, why=why, next=next)
+            seen[source.dataset] = name

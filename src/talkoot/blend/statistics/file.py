@@ -87,7 +87,9 @@ def read(path: Path, *, features: str = "") -> Statistics:
     try:
         return Statistics.rebuilt(header.outline, tensors)
     except ValueError as problem:
-        raise _refused("the statistics cannot be", path, str(problem), "do not trust whoever signed them") from None
+        raise _refused(
+            "the statistics cannot be true", path, str(problem), "do not trust whoever signed them"
+        ) from None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,11 @@ from talkoot.core.errors import TalkootError
 from talkoot.core.registry import Registry
 from talkoot.model.folder import read_headers, read_json
 from talkoot.model.hf_config import CONFIG
+
+if TYPE_CHECKING:
+    from talkoot.model.stage import Stage
+
+S = TypeVar("S", bound="Stage")
 
 FLOAT_BYTES = 4  # models compute in float32: on processors the half types are slower
 
@@ -153,32 +158,49 @@ def told(steps: Iterator[Any], ends: set[int], max_tokens: int) -> Iterator[Toke
         yield Token(sampled.token, sampled.logprob, last)
 
 
+def _sound(model: S, folder: str) -> S:
+    """The model, if all its weights are numbers: others would answer with nothing, and look healthy.
+
+    Raises:
+        TalkootError: naming the tensor.
+    """
+    for name, value in model.tensors().items():
+        if not bool(value.detach().isfinite().all()):
+            raise TalkootError(
+                "the model's weights cannot be used",
+                where=f"{folder}, tensor {name}",
+                why="some are NaN or infinite",
+                next="export the model again, or use an earlier state of it",
+            )
+    return model
+
+
 @kinds.register("dense")
 def _dense(source: Source) -> Model:
     from talkoot.model.huggingface import load_model
 
-    return StageModel(load_model(source.folders[0]))
+    return StageModel(_sound(load_model(source.folders[0]), source.folders[0]))
 
 
 @kinds.register("mixture")
 def _mixture(source: Source) -> Model:
     from talkoot.blend.mixture.store import load_mixture
 
-    return StageModel(load_mixture(source.folders[0]))
+    return StageModel(_sound(load_mixture(source.folders[0]), source.folders[0]))
 
 
 @kinds.register("prompt-mixture")
 def _prompt_mixture(source: Source) -> Model:
     from talkoot.blend.mixture.store import load_mixture
 
-    return PromptMixture(load_mixture(source.folders[0]))
+    return PromptMixture(_sound(load_mixture(source.folders[0]), source.folders[0]))
 
 
 @kinds.register("ensemble")
 def _ensemble(source: Source) -> Model:
     from talkoot.model.huggingface import load_model
 
-    return EnsembleModel({folder: load_model(folder) for folder in source.folders})
+    return EnsembleModel({folder: _sound(load_model(folder), folder) for folder in source.folders})
 
 
 class _Kind(msgspec.Struct):

@@ -232,7 +232,8 @@ def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path):
         for arguments, said in [
             ((folder, "--port", taken), "already in use"),
             ((folder, "--host", "0.0.0.0"), "needs a token"),
-            ((tmp_path / "nowhere",), "holds no blend"),
+            ((tmp_path / "nowhere",), "the folder does not exist"),
+            ((tmp_path,), "holds no blend"),
             ((folder, "--memory", "lots"), "no amount of memory"),
             ((folder, "--mode-for-unknown", "generl"), "did you mean 'general'"),
         ]:

@@ -26,7 +26,7 @@ from talkoot.blend.statistics import Features, Statistics, count
 from talkoot.blend.text import documents_of, has_part, pack_split, split_source, spread_windows
 from talkoot.core.errors import TalkootError, nearest
 from talkoot.core.keys import Key
-from talkoot.model.folder import Entry
+from talkoot.model.folder import check_finite
 from talkoot.model.huggingface import load_model, preflight, read_tensors
 from talkoot.model.tokenizer import Tokenizer
 from talkoot.run.lock import locked
@@ -79,7 +79,8 @@ def add_expert(
     """
     check_name(name)
     config, entries = preflight(model)
-    _check_finite(model, entries)
+    for tensor, value in read_tensors(entries, {one: one for one in entries}):
+        check_finite(tensor, value, model)
     with _changing(folder) as (blend, key):
         tokenizer = Tokenizer.load(model)
         if not (folder / TOKENIZER).is_dir():
@@ -306,15 +307,3 @@ def _train_text(texts: _Texts, name: str) -> Sequence[Sequence[int]]:
             next="add it again with --text, or fuse with --gate bigram (router statistics do) or prompt (needs none)",
         )
     return documents_of(texts.blend.folder, name, "train", texts.tokenizer)
-
-
-def _check_finite(model: Path, entries: Mapping[str, Entry]) -> None:
-    """Refuse weights that are not numbers, before anything is built on them."""
-    for name, value in read_tensors(entries, {name: name for name in entries}):
-        if not bool(torch.isfinite(value).all()):
-            raise TalkootError(
-                "the model's weights cannot be used",
-                where=f"{model}, tensor {name}",
-                why="some are NaN or infinite",
-                next="export the model again, or use an earlier state of it",
-            )

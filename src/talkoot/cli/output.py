@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from talkoot.core.errors import TalkootError
@@ -34,6 +34,19 @@ def print_table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> No
         if header and index == 0:
             print("  ".join("-" * width for width in widths))
     sys.stdout.flush()
+
+
+def run_head(state: State, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``talkoot status`` says first of a run of any kind whose peers work by themselves; ``extra`` comes last."""
+    run = state["run"]
+    return {
+        "world": run.world,
+        "receipts": state.position,
+        "log_hash": state.chain,
+        "ended": run.ended,
+        "sessions": run.sessions,
+        **extra,
+    }
 
 
 def report_error(problem: TalkootError, *, as_json: bool) -> None:

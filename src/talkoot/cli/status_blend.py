@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from talkoot.blend.train.records import BlendState
-from talkoot.cli.output import print_json, print_table
+from talkoot.cli.output import print_json, print_table, run_head
 from talkoot.core.fold import State
 from talkoot.serve.words import decimals, duration
 
@@ -20,14 +20,8 @@ def show_blend(state: State, blend: BlendState, extra: Mapping[str, Any], *, as_
         state, blend: folded from the log, and its chapter ``blend``.
         extra: further facts of the run (``running``).
     """
-    run = state["run"]
     view = {
-        "world": run.world,
-        "receipts": state.position,
-        "log_hash": state.chain,
-        "ended": run.ended,
-        "sessions": run.sessions,
-        **extra,
+        **run_head(state, extra),
         "peers": sorted(blend.present),
         "jobs_done": sum(job.done for job in blend.jobs.values()),
         "planned": msgspec.to_builtins(blend.planned),

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from talkoot.cli.output import print_json, print_table
+from talkoot.cli.output import print_json, print_table, run_head
 from talkoot.core.fold import State
 from talkoot.serve.tuned import summary, terms
 from talkoot.serve.words import count, decimals, duration, share, size
@@ -23,12 +23,7 @@ def show_tune(state: State, tuned: TuneState, extra: Mapping[str, Any], *, as_js
     """
     run = state["run"]
     view = {
-        "world": run.world,
-        "receipts": state.position,
-        "log_hash": state.chain,
-        "ended": run.ended,
-        "sessions": run.sessions,
-        **extra,
+        **run_head(state, extra),
         **summary(terms(run.start.recipe if run.start else {}), tuned),
         "rounds": run.steps or None,
         "rollbacks": tuned.rollbacks,

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -87,6 +87,25 @@ def write_file(path: Path, data: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.write_bytes(data)
     beside.replace(path)
+
+
+def check_finite(name: str, value: Any, where: Path | str) -> None:
+    """Refuse a tensor with a number that is none; whatever it goes into would answer nonsense and look healthy.
+
+    Args:
+        name, value: the tensor.
+        where: its model, for the message.
+
+    Raises:
+        TalkootError: some are NaN or infinite.
+    """
+    if not bool(value.detach().isfinite().all()):
+        raise TalkootError(
+            "the model's weights cannot be used",
+            where=f"{where}, tensor {name}",
+            why="some are NaN or infinite",
+            next="export the model again, or use an earlier state of it",
+        )
 
 
 def read_headers(folder: Path) -> dict[str, Entry]:

@@ -23,7 +23,7 @@ from talkoot.blend.mixture.names import is_gate, is_trunk, of_expert, renumbered
 from talkoot.blend.mixture.trunk import trunks, unlike
 from talkoot.core.errors import TalkootError
 from talkoot.model.config import ModelConfig, tied_names
-from talkoot.model.folder import Entry
+from talkoot.model.folder import Entry, check_finite
 from talkoot.model.huggingface import preflight, read_tensors
 from talkoot.model.stage import Stage
 from talkoot.model.tokenizer import TOKENIZER, Tokenizer
@@ -190,9 +190,7 @@ class _Source:
         sources = {name: owners.get(name, name) for name in names if wanted(name)}
         for name, value in self._values(sources):
             value = value.detach().to(dtype)
-            if not bool(torch.isfinite(value).all()):
-                why = f"{name} holds a number that is not finite"
-                raise _bad("an expert's weights cannot be used", self.name, why, "use a checkpoint from before that")
+            check_finite(name, value, self.name)
             yield name, value
 
     def _values(self, sources: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
@@ -218,15 +216,10 @@ def _check_alike(sources: list[_Source]) -> Tokenizer | None:
 
 
 def _other_tokenizer(name: str, one: Tokenizer, other_name: str, other: Tokenizer) -> TalkootError:
-    here, there = one.vocabulary(), other.vocabulary()
-    moved = sorted(token for token in here.keys() & there.keys() if here[token] != there[token])
-    alone = sorted(here.keys() ^ there.keys())
-    parts = [f"{token!r} is {here[token]} and {there[token]}" for token in moved[:3]]
-    parts += [f"{token!r} is only in {name if token in here else other_name}" for token in alone[:3]]
-    counts = f"{len(moved)} tokens have another id, {len(alone)} are in one of them only"
-    why = f"{counts}: {', '.join(parts)}" if parts else "the tokens are the same, merges, markers or settings are not"
     next = "train experts with the seed's tokenizer; those with another one can be served and routed to on their own"
-    return _bad("experts with unlike tokenizers make no mixture", f"{name} and {other_name}", why, next)
+    return _bad(
+        "experts with unlike tokenizers make no mixture", f"{name} and {other_name}", one.differences(other), next
+    )
 
 
 def _refuse_refresh(config: MixtureConfig) -> None:

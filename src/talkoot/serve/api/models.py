@@ -11,7 +11,7 @@ import msgspec
 
 from talkoot.core.errors import TalkootError
 from talkoot.core.registry import Registry
-from talkoot.model.folder import read_headers, read_json
+from talkoot.model.folder import check_finite, read_headers, read_json
 from talkoot.model.hf_config import CONFIG
 
 if TYPE_CHECKING:
@@ -165,13 +165,7 @@ def _sound(model: S, folder: str) -> S:
         TalkootError: naming the tensor.
     """
     for name, value in model.tensors().items():
-        if not bool(value.detach().isfinite().all()):
-            raise TalkootError(
-                "the model's weights cannot be used",
-                where=f"{folder}, tensor {name}",
-                why="some are NaN or infinite",
-                next="export the model again, or use an earlier state of it",
-            )
+        check_finite(name, value, folder)
     return model
 
 
